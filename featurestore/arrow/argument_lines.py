@@ -74,10 +74,10 @@ def argument_line(line: str, *, preparation: str, iterated: str | None = None) -
         return line
     if KEEPS_ONE_ROW in comment and iterated in _CONCATENATIONS:
         # Rows with equal keys may be in several dataframes.
-        whole = _CONCATENATIONS[iterated]
+        concatenation = _CONCATENATIONS[iterated]
         if preparation == BATCH_TO_TABLE:
-            whole, preparation = "table = pa.Table.from_batches(frames)", ""
-        return f"{whole}; {_prepare(code, preparation)}{separator}{comment}"
+            concatenation, preparation = "table = pa.Table.from_batches(frames)", ""
+        return f"{concatenation}; {_prepare(code, preparation)}{separator}{comment}"
     code = _prepare(code, preparation)
     if iterated is not None:
         code = _iterate(_parse_assignments(code))
@@ -87,7 +87,7 @@ def argument_line(line: str, *, preparation: str, iterated: str | None = None) -
 def _prepare(code: str, preparation: str) -> str:
     """Return code that first creates the dataframe."""
     # Only the columns that the code uses are converted.
-    needed = [part for part in preparation.split("; ") if part.partition(" = ")[0] in code]
+    needed = [line for line in preparation.split("; ") if line.partition(" = ")[0] in code]
     # An inner call may have prepared the dataframe.
     is_prepared = not needed or code.startswith("; ".join(needed))
     return code if is_prepared else "; ".join([*needed, code])

@@ -73,8 +73,8 @@ def tfrecord_feature(shard: Path) -> str:
         if field_number != 1:
             continue  # not a field of ``Example``, so that every parser skips it
         for _, entry in fields_of(features):
-            parts = dict(fields_of(entry))
-            for number, values in fields_of(parts[2]):
+            members_of_entry = dict(fields_of(entry))
+            for number, values in fields_of(members_of_entry[2]):
                 items = list(feature_items(number, values))
                 kind = {1: "bytes", 2: "float", 3: "int64"}[number]
                 return f"{kind} {items[0] if len(items) == 1 else items}"
@@ -145,9 +145,9 @@ def tar_member(shard: Path) -> str:
         contents = archive.extractfile(members["json"])
         assert contents is not None
         text = contents.read().decode()
-        others = [name for name in members if name != "json"]
-    if others:
-        return f"a file `.{others[0]}`"
+        extensions = [name for name in members if name != "json"]
+    if extensions:
+        return f"a file `.{extensions[0]}`"
     return f"json `{json.dumps(json.loads(text)['x'], ensure_ascii=False)}`"
 
 

@@ -37,7 +37,7 @@ EXTENSIONS = (
 )
 EXTENSION_OF = {"webdataset": ".tar"}
 # An extension without a meaning.
-OTHER = ".other"
+UNKNOWN_EXTENSION = ".other"
 
 
 def parquet_file() -> bytes:
@@ -128,13 +128,15 @@ def file_table() -> str:
     lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
     for name in CONTENTS:
         extensions = [extension for extension in EXTENSIONS if is_read(name, extension)]
-        other = "any extension" if is_read(name, OTHER, format=name) else "these extensions"
+        with_format = (
+            "any extension" if is_read(name, UNKNOWN_EXTENSION, format=name) else "these extensions"
+        )
         codecs = [
             codec
             for codec in COMPRESSIONS
             if is_read(name, EXTENSION_OF.get(name, f".{name}"), compression=codec, format=name)
         ]
-        lines.append(f"| `{name}` | {as_code(extensions)} | {other} | {as_code(codecs)} |")
+        lines.append(f"| `{name}` | {as_code(extensions)} | {with_format} | {as_code(codecs)} |")
     return "\n".join(lines)
 
 

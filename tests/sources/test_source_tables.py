@@ -73,9 +73,9 @@ def test_documented_arguments_are_those_that_sources_accept(kind: str, tmp_path:
         "at": (replace(query, at=dt.datetime.now(dt.UTC)), dt.datetime.now(dt.UTC)),
     }
     accepted = set()
-    for argument, (candidate, at) in queries.items():
+    for argument, (candidate, instant) in queries.items():
         try:
-            with closing(source.snapshot(at)) as snapshot:
+            with closing(source.snapshot(instant)) as snapshot:
                 assert snapshot.read(candidate).read_all().num_rows == 80
         except InvalidArgument:
             continue

@@ -328,7 +328,7 @@ def test_unsupported_iceberg_features_are_refused(table: Any, tmp_path: Path) ->
     with table.update_schema() as changes:
         changes.delete_column("tags")
         changes.add_column("CUSTOMER", StringType())
-    with pytest.raises(UnsupportedType, match="'CUSTOMER' .a name that differs in case only"):
+    with pytest.raises(UnsupportedType, match=r"'CUSTOMER' \(a name that differs"):
         read(tmp_path)
     query = SourceQuery(table="sales.orders", columns=("CUSTOMER",))
     assert read(tmp_path, query).to_pydict() == {"CUSTOMER": [None] * 20}

@@ -166,9 +166,9 @@ class CatalogParquetTable(ParquetTable):
     def _compare_names(
         self, file: FolderFile, names: Sequence[str], expected: Sequence[str], *, first: str
     ) -> None:
-        others = [name for name in names if name.lower() not in self._catalog_columns]
+        other_names = [name for name in names if name.lower() not in self._catalog_columns]
         expected = [name for name in expected if name.lower() not in self._catalog_columns]
-        super()._compare_names(file, others, expected, first=first)
+        super()._compare_names(file, other_names, expected, first=first)
 
 
 class ParquetSnapshot(FolderSnapshot):

@@ -327,5 +327,5 @@ def table_location(table: Mapping[str, Any]) -> str:
 if TYPE_CHECKING:
     _contract: type[Source] = GlueSource
     _catalog: type[CatalogSource] = GlueSource
-    _named: type[NamedVersionsSource] = GlueSource
+    _versions: type[NamedVersionsSource] = GlueSource
     _snapshot: type[SourceSnapshot] = GlueSnapshot

@@ -353,5 +353,5 @@ def _describe_failure(error: Exception) -> str:
 if TYPE_CHECKING:
     _contract: type[Source] = IcebergSource
     _catalog: type[CatalogSource] = IcebergSource
-    _named: type[NamedVersionsSource] = IcebergSource
+    _versions: type[NamedVersionsSource] = IcebergSource
     _snapshot: type[SourceSnapshot] = IcebergSnapshot

@@ -230,5 +230,5 @@ class UnitySnapshot(CatalogSnapshot):
 if TYPE_CHECKING:
     _contract: type[Source] = UnitySource
     _catalog: type[CatalogSource] = UnitySource
-    _named: type[NamedVersionsSource] = UnitySource
+    _versions: type[NamedVersionsSource] = UnitySource
     _snapshot: type[SourceSnapshot] = UnitySnapshot

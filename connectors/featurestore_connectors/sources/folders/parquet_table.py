@@ -242,10 +242,12 @@ class ParquetTable(FolderTable):
 
     def _variants_hint(self, schema: TableSchema, variants: Sequence[str]) -> str | None:
         """Return the hint for variants that cannot be read, or None."""
-        others = [each.name for each in schema.columns if each.name not in variants]
-        if not variants or not others:
+        readable_names = [each.name for each in schema.columns if each.name not in variants]
+        if not variants or not readable_names:
             return None
-        return f"{self.table.call(columns=others)} leaves the variants {listing(variants)} out"
+        return (
+            f"{self.table.call(columns=readable_names)} leaves the variants {listing(variants)} out"
+        )
 
     def _find_batch_rows(self, file: FolderFile) -> int:
         try:
@@ -340,8 +342,8 @@ def _find_unreadable_type(column: SourceColumn, kind: pa.DataType | None) -> str
         # DuckDB would read such decimals as floats.
         return str(kind)
     if column.native == _VARIANT:
-        part = find_unreadable_part(kind)
-        return None if part is None else f"shredded variant with {part}"
+        unreadable_part = find_unreadable_part(kind)
+        return unreadable_part and f"shredded variant with {unreadable_part}"
     return None
 
 

@@ -31,8 +31,8 @@ def is_shredded(kind: pa.DataType) -> bool:
 def find_unreadable_part(kind: pa.DataType) -> str | None:
     """Return a description of the part of a variant that DuckDB does not read exactly, or None.
 
-    >>> part = pa.timestamp("ns", tz="UTC")
-    >>> fields = [("metadata", pa.binary()), ("value", pa.binary()), ("typed_value", part)]
+    >>> time = pa.timestamp("ns", tz="UTC")
+    >>> fields = [("metadata", pa.binary()), ("value", pa.binary()), ("typed_value", time)]
     >>> find_unreadable_part(pa.struct(fields))
     'timestamp[ns, tz=UTC]'
     """
@@ -41,14 +41,14 @@ def find_unreadable_part(kind: pa.DataType) -> str | None:
     if kind.get_field_index(_UNTYPED) < 0:
         return f"no column {_UNTYPED!r}"
     typed = kind.field(_TYPED).type
-    parts = []
+    member_types = []
     if pat.is_list(typed):
-        parts = [typed.value_type]
+        member_types = [typed.value_type]
     elif pat.is_struct(typed):
-        parts = [typed.field(index).type for index in range(typed.num_fields)]
+        member_types = [typed.field(index).type for index in range(typed.num_fields)]
     elif not _is_exact(typed):
         return str(typed)
-    unreadable_parts = filter(None, map(find_unreadable_part, parts))
+    unreadable_parts = filter(None, map(find_unreadable_part, member_types))
     return next(unreadable_parts, None)
 
 

@@ -19,7 +19,6 @@ converted by ``arrow.types``, with these effects on values:
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +30,15 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import progress
-from featurestore.arrow.argument_lines import BATCH_TO_TABLE, hints_for, prepare_line
+from featurestore.arrow.argument_lines import (
+    BATCH_TO_TABLE,
+    bare_array_error,
+    hints_for,
+    library_name,
+    not_a_dataframe_error,
+    prepare_line,
+    row_iterator_line,
+)
 from featurestore.arrow.arrays import (
     UNEQUAL_SHAPES_HINT,
     UniformShapes,
@@ -106,16 +113,6 @@ _CHECKED_ROWS = 20
 _PEEK_ROWS = 1000
 # Libraries whose dataframes are native to no engine: their rows are converted to Arrow here.
 _CHECKED_LIBRARIES = ("pandas", "polars", "pyarrow", "numpy", "datasets", "builtins")
-# Functions that create a dataframe from a dict of columns, by the library of the columns.
-_MAKERS = {"pandas": "pd.DataFrame", "polars": "pl.DataFrame", "pyarrow": "pa.table"}
-_KINDS = (
-    "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
-    "__arrow_c_stream__, "
-    "numpy array of two axes or more, dict of columns, list of rows or of dicts, "
-    "iterator of record batches, Spark DataFrame, "
-    "DuckDB relation, "
-    "FeatureFrame"
-)
 
 
 def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Relation:
@@ -480,15 +477,6 @@ def peek_language(df: object) -> tuple[object, str]:
     return PeekedIterator(itertools.chain(first, df), language, preparation), language
 
 
-def library_name(df: object) -> str:
-    """Return the name of the package that defines a dataframe's class.
-
-    >>> library_name([{"a": 1}])
-    'builtins'
-    """
-    return type(df).__module__.split(".")[0]
-
-
 def _warn_of_date_strings(df: Any) -> None:
     """Warn of pandas columns whose first strings are all dates or times."""
     if not hasattr(df, "columns") or not hasattr(df, "iloc"):
@@ -551,7 +539,7 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
     is_column = isinstance(df, pa.Array | pa.ChunkedArray)
     # The stream of a struct without nulls is that of a dataframe.
     if is_column and (isinstance(df, pa.Array) or df.null_count or not pat.is_struct(df.type)):
-        raise _bare_array_error(df, "table")
+        raise bare_array_error(df, "table")
     if hasattr(df, "__arrow_c_stream__"):
         return _from_capsule(df)
     if hasattr(df, "scanner"):
@@ -567,7 +555,7 @@ def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
             return _reader(table_from_columns(df))
     if isinstance(df, Iterator):
         return _from_iterator(df, like)
-    raise _not_a_dataframe_error(df)
+    raise not_a_dataframe_error(df)
 
 
 # -- kinds ----------------------------------------------------------------------------------
@@ -575,7 +563,7 @@ def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
 
 def _from_pandas(df: Any) -> pa.RecordBatchReader:
     if not hasattr(df, "columns") and not hasattr(df, "to_frame"):
-        raise _not_a_dataframe_error(df)
+        raise not_a_dataframe_error(df)
     frame_hints = hints_for_argument(df)
     if not hasattr(df, "columns"):
         df = _series_to_frame(df)
@@ -649,7 +637,7 @@ def _from_polars(df: Any) -> pa.RecordBatchReader:
         raise UnsupportedDataframe("A polars LazyFrame has no rows yet.", hint="df = df.collect()")
     if not hasattr(df, "columns"):
         if not hasattr(df, "to_frame"):
-            raise _not_a_dataframe_error(df)
+            raise not_a_dataframe_error(df)
         raise UnsupportedDataframe(
             f"A polars {type(df).__name__} is not a dataframe.", hint="df = df.to_frame()"
         )
@@ -665,7 +653,7 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
     # ``GroupedData`` and other objects of pyspark.
     if not hasattr(df, "toArrow"):
         if not hasattr(df, "count"):
-            raise _not_a_dataframe_error(df)
+            raise not_a_dataframe_error(df)
         raise UnsupportedDataframe(
             f"A pyspark {type(df).__name__} is not a dataframe.",
             hint="df = df.toDF()" if hasattr(df, "toDF") else "df = df.count()  # or df.agg(...)",
@@ -681,14 +669,6 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
     return _reader(table)
 
 
-def _bare_array_error(df: object, values: str) -> UnsupportedDataframe:
-    """Return the error for an Arrow array; ``values`` is the expression of a pyarrow array."""
-    return UnsupportedDataframe(
-        f"An Arrow array of type {type(df).__name__} is one column, not a dataframe.",
-        hint=f"table = pa.table({{'col_0': {values}}})",
-    )
-
-
 def _from_huggingface(df: Any) -> pa.RecordBatchReader:
     return _from_iterator(dataset_batches(df), None)
 
@@ -702,7 +682,7 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
     except pa.ArrowInvalid as error:
         # Streams of arrays and of dataframes have the same method.
         if "non-struct type" in str(error):
-            raise _bare_array_error(df, "pa.chunked_array(table)") from error
+            raise bare_array_error(df, "pa.chunked_array(table)") from error
         raise UnsupportedDataframe(
             f"pyarrow {pa.__version__} cannot read the Arrow stream of a {type(df).__name__}: "
             f"{error}.",
@@ -715,7 +695,7 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
     first = next(chunks, None)
     if first is None:
         raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
-    line = _line_for_rows(first)
+    line = row_iterator_line(first)
     if line is not None:
         raise UnsupportedDataframe(
             f"An iterator of {type(first).__name__} is not a dataframe; an iterator must yield "
@@ -738,26 +718,6 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
                 yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
-
-
-def _line_for_rows(first: Any) -> str | None:
-    """Return the line for an iterator of rows or columns, or None for an iterator of dataframes.
-
-    A row is not a dataframe, and its iterator would be read one row at a time.
-    """
-    if isinstance(first, Mapping):
-        libraries = set(map(library_name, first.values()))
-        maker = _MAKERS.get(libraries.pop()) if len(libraries) == 1 else None
-        if maker is not None:
-            return f"frames = map({maker}, frames)"
-        return "rows = list(frames)  # or, for columns: frames = map(pd.DataFrame, frames)"
-    if not isinstance(first, list | tuple) or hasattr(first, "__arrow_c_array__"):
-        return None
-    if first and isinstance(first, list) and detect_language(first) != "tuples":
-        return None  # rows with names
-    if first and isinstance(first[0], list | tuple):
-        return "rows = [row for chunk in frames for row in chunk]  # or rows = list(frames)"
-    return "rows = list(frames)"
 
 
 def _refuse_other_sides(
@@ -943,39 +903,3 @@ def _find_inner_types(kind: pa.DataType) -> list[pa.DataType]:
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:
     return table.to_reader(max_chunksize=_BATCH_ROWS)
-
-
-def _not_a_dataframe_error(df: object) -> UnsupportedDataframe:
-    if library_name(df) == "pandas" and hasattr(df, "dtype"):
-        return UnsupportedDataframe(
-            f"A pandas {type(df).__name__} is not a dataframe.",
-            hint="df = pd.DataFrame({'col_0': df})",
-        )
-    if isinstance(df, str | os.PathLike):
-        path = os.fspath(df)
-        return UnsupportedDataframe(
-            f"{path!r} is a file name, not a dataframe: read the file first.",
-            hint=_read_snippet(str(path)),
-        )
-    return UnsupportedDataframe(
-        f"{df!r:.60} of type {type(df).__name__} is not a dataframe. Supported: {_KINDS}.",
-        hint="pass rows, such as [{'column': 1}]",
-    )
-
-
-def _read_snippet(path: str) -> str:
-    """Return a code snippet that reads the file.
-
-    >>> _read_snippet("trips.parquet")
-    "rows = duckdb.read_parquet('trips.parquet')"
-    """
-    ending = os.path.splitext(path)[1].lower()
-    if ending in (".csv", ".tsv", ".txt", ".gz"):
-        return f"df = pd.read_csv({path!r})  # or larger than memory: duckdb.read_csv({path!r})"
-    if ending in (".json", ".jsonl", ".ndjson"):
-        return f"rows = duckdb.read_json({path!r})"
-    if ending in (".xls", ".xlsx"):
-        return f"df = pd.read_excel({path!r})"
-    if ending in (".parquet", ".pq"):
-        return f"rows = duckdb.read_parquet({path!r})"
-    return f"rows = duckdb.read_parquet({path + '/*.parquet'!r})  # or pd.read_csv(...)"

@@ -8,7 +8,8 @@ creates the dataframe, or converts each dataframe of the iterator.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.column_lines import KEEPS_ONE_ROW, PANDAS_EXTENSIONS, detect_language
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, UnsupportedDataframe
 
 # The variables of dataframes in the lines of ``column_lines``, and of iterators here.
 FRAME_VARIABLES = ("df", "table", "rows", "columns", "array")
@@ -34,6 +35,16 @@ _CONCATENATIONS = {
     "pyarrow": "table = pa.concat_tables(frames)",
     "rows": "rows = [row for rows in frames for row in rows]",
 }
+# Functions that create a dataframe from a dict of columns, by the library of the columns.
+_MAKERS = {"pandas": "pd.DataFrame", "polars": "pl.DataFrame", "pyarrow": "pa.table"}
+_KINDS = (
+    "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
+    "__arrow_c_stream__, "
+    "numpy array of two axes or more, dict of columns, list of rows or of dicts, "
+    "iterator of record batches, Spark DataFrame, "
+    "DuckDB relation, "
+    "FeatureFrame"
+)
 _COMMENT = "  # "
 _TO_TABLE = "table = pa.table(table)"
 _DATASET_TO_TABLE = "table = table.to_table()"
@@ -197,3 +208,88 @@ def _iterate(statements: list[ast.Assign]) -> str:
     if variable == "columns":  # an iterator of dicts would be one of rows
         steps.append(_COLUMNS_TO_ROWS)
     return "; ".join(steps)
+
+
+def library_name(df: object) -> str:
+    """Return the name of the package that defines a dataframe's class.
+
+    >>> library_name([{"a": 1}])
+    'builtins'
+    """
+    return type(df).__module__.split(".")[0]
+
+
+def bare_array_error(df: object, values: str) -> UnsupportedDataframe:
+    """Return the error for an Arrow array; ``values`` is the expression of a pyarrow array.
+
+    >>> bare_array_error(pa.array([1]), "table").hint
+    "table = pa.table({'col_0': table})"
+    """
+    return UnsupportedDataframe(
+        f"An Arrow array of type {type(df).__name__} is one column, not a dataframe.",
+        hint=f"table = pa.table({{'col_0': {values}}})",
+    )
+
+
+def row_iterator_line(first: Any) -> str | None:
+    """Return the line for an iterator of rows or columns, or None for an iterator of dataframes.
+
+    A row is not a dataframe, and its iterator would be read one row at a time.
+
+    >>> row_iterator_line((1, "x")), row_iterator_line([{"id": 1}])
+    ('rows = list(frames)', None)
+    """
+    if isinstance(first, Mapping):
+        libraries = set(map(library_name, first.values()))
+        are_columns = all(isinstance(values, Sized) for values in first.values())
+        if are_columns and len(libraries) == 1 and libraries <= _MAKERS.keys():
+            return f"frames = map({_MAKERS[libraries.pop()]}, frames)"
+        return "rows = list(frames)  # or, for columns: frames = map(pd.DataFrame, frames)"
+    if not isinstance(first, list | tuple) or hasattr(first, "__arrow_c_array__"):
+        return None
+    if first and isinstance(first, list) and detect_language(first) != "tuples":
+        return None  # rows with names
+    if first and isinstance(first[0], list | tuple):
+        return "rows = [row for chunk in frames for row in chunk]  # or rows = list(frames)"
+    return "rows = list(frames)"
+
+
+def not_a_dataframe_error(df: object) -> UnsupportedDataframe:
+    """Return the error for an argument that is not a dataframe.
+
+    >>> not_a_dataframe_error("trips.parquet").hint
+    "rows = duckdb.read_parquet('trips.parquet')"
+    """
+    if library_name(df) == "pandas" and hasattr(df, "dtype"):
+        return UnsupportedDataframe(
+            f"A pandas {type(df).__name__} is not a dataframe.",
+            hint="df = pd.DataFrame({'col_0': df})",
+        )
+    if isinstance(df, str | os.PathLike):
+        path = os.fspath(df)
+        return UnsupportedDataframe(
+            f"{path!r} is a file name, not a dataframe: read the file first.",
+            hint=_read_snippet(str(path)),
+        )
+    return UnsupportedDataframe(
+        f"{df!r:.60} of type {type(df).__name__} is not a dataframe. Supported: {_KINDS}.",
+        hint="pass rows, such as [{'column': 1}]",
+    )
+
+
+def _read_snippet(path: str) -> str:
+    """Return a code snippet that reads the file.
+
+    >>> _read_snippet("trips.parquet")
+    "rows = duckdb.read_parquet('trips.parquet')"
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if ending in (".csv", ".tsv", ".txt", ".gz"):
+        return f"df = pd.read_csv({path!r})  # or larger than memory: duckdb.read_csv({path!r})"
+    if ending in (".json", ".jsonl", ".ndjson"):
+        return f"rows = duckdb.read_json({path!r})"
+    if ending in (".xls", ".xlsx"):
+        return f"df = pd.read_excel({path!r})"
+    if ending in (".parquet", ".pq"):
+        return f"rows = duckdb.read_parquet({path!r})"
+    return f"rows = duckdb.read_parquet({path + '/*.parquet'!r})  # or pd.read_csv(...)"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.argument_lines import library_name
 from featurestore.arrow.column_lines import quoted
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.delta import commits
@@ -16,7 +17,7 @@ from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.frames import read
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.write import Write, create
-from featurestore.ingest import library_name, open_stream
+from featurestore.ingest import open_stream
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_rename, resolve_renames
 from featurestore.model.times import format_ttl

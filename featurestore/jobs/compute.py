@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore import usersql
+from featurestore.arrow.argument_lines import library_name
 from featurestore.arrow.fitting import can_widen
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import adopt_types
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.ingest import count_known_rows, library_name, open_relation, refuse_encoded_bytes
+from featurestore.ingest import count_known_rows, open_relation, refuse_encoded_bytes
 from featurestore.jobs.inputs import (
     SourceInputs,
     TimeBounds,

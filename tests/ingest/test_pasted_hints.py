@@ -204,6 +204,10 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], list[dict[str, Any]]]] = {
         lambda: generator([(1, "x")], [(2, "y")]),
         [{"col_0": 1, "col_1": "x"}, {"col_0": 2, "col_1": "y"}],
     ),
+    "iterator of rows of one time": (
+        lambda: generator({"t": pd.Timestamp(UTC_NOON)}),
+        [{"t": UTC_NOON}],
+    ),
     "iterator of columns": (lambda: generator({"a": pa.array([1])}), [{"a": 1}]),
     "intervals of two sides": (
         lambda: generator(LEFT, RIGHT),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from featurestore.arrow.argument_lines import library_name
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import TIMESTAMP
@@ -24,7 +25,7 @@ from featurestore.experiments.models.conversion import (
 from featurestore.experiments.models.input_rows import to_model_input
 from featurestore.experiments.models.loading import load_predictor
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
-from featurestore.ingest import adopt_native, library_name, to_reader, to_relation
+from featurestore.ingest import adopt_native, to_reader, to_relation
 from featurestore.model.derived_names import (
     NamedColumn,
     check_distinct_names,

@@ -23,6 +23,8 @@ _FORMATS = "WAV, FLAC, OGG (Vorbis, Opus) and MP3"
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)
 _RIFF_HEADER = 8
 _OGG_HEADER, _OGG_LAST_PAGE = 27, 4
+# A header of a few bytes may declare a thousand channels, whose samples are decoded together.
+_MAX_CHANNELS = 32
 _BUFFERS = BufferPool()
 
 
@@ -93,6 +95,11 @@ class _Decoder:
                 f"Row {row} of the batch has {file.samplerate:,} samples per second, not "
                 f"{self._sample_rate:,}.",
                 hint=f"resample the files, or use sample_rate={file.samplerate}",
+            )
+        if file.channels > _MAX_CHANNELS:
+            raise InvalidArgument(
+                f"Row {row} of the batch declares {file.channels} channels, the limit is "
+                f"{_MAX_CHANNELS}."
             )
         if channels not in (1, file.channels):
             raise InvalidArgument(

@@ -104,6 +104,8 @@ def test_other_files_are_refused() -> None:
         decode(other_rate)
     with pytest.raises(InvalidArgument, match="has 2 channels, not 3"):
         decode(content, channels=3)
+    with pytest.raises(InvalidArgument, match="declares 33 channels, the limit is 32"):
+        decode(wav(np.zeros((10, 33), int), 2))
     # libsndfile also reads formats that are not trusted.
     for wrong in (b"no audio", encoded(np.zeros(10), "AU"), encoded(np.zeros(10), "AIFF")):
         with pytest.raises(InvalidArgument, match=r"unknown format.*\n.*WAV, FLAC"):

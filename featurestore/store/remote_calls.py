@@ -106,7 +106,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
         # Declared types are applied before the rows are sent, so that hints contain code for the
         # caller's library.
         df, language = ingest.peek_language(df)
-        rows = convert_reader(ingest.to_reader(df), types, name=name, library=language)
+        with ingest.hints_for_argument(df):
+            rows = convert_reader(ingest.to_reader(df), types, name=name, library=language)
         record = client_of(self._session).send(path, options, rows)
         for text in record.get("notices", ()):
             notify(text)

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from featurestore.dbt.expectations import (
+    NOT_NULL,
     RECENCY_TESTS,
     Columns,
     Expectation,
@@ -176,7 +177,9 @@ class _NodeReader:
             event_time=event_time,
             created_time=created_time,
             ttl=settings.optional_text("ttl"),
-            expectations=self._expectations(column_names),
+            expectations=self._expectations(
+                column_names, complete_columns=None if sql is None else (*primary_key, event_time)
+            ),
             statistics=False,
             description=node.description.strip(),
             descriptions=descriptions,
@@ -306,8 +309,14 @@ class _NodeReader:
             tags[TAGS_TAG] = ", ".join(sorted(set(node.tags)))
         return tags
 
-    def _expectations(self, column_names: Sequence[str]) -> tuple[Expectation, ...]:
-        """Return the tests as expectations; tests without an equivalent are noted."""
+    def _expectations(
+        self, column_names: Sequence[str], *, complete_columns: Sequence[str | None] | None
+    ) -> tuple[Expectation, ...]:
+        """Return the tests as expectations; tests without an equivalent are noted.
+
+        ``complete_columns`` are those without nulls in the rows that a query adds to the table, None
+        if it adds none.
+        """
         schema = pa.schema([self._columns.schema.field(name) for name in column_names])
         expectations: dict[str, Expectation] = {}
         for test in self._node.tests:
@@ -317,7 +326,13 @@ class _NodeReader:
                 expectation = to_expectation(test, Columns(schema))
                 (normalized,) = normalize_expectations([expectation])
                 validator = find_validator()
-                if validator.is_row_level(normalized):
+                is_row_level = validator.is_row_level(normalized)
+                if complete_columns is not None:
+                    requires_values = normalized["type"] == NOT_NULL
+                    is_complete = normalized["kwargs"].get("column") in complete_columns
+                    if not is_row_level or (requires_values and not is_complete):
+                        raise NotConvertible("the group adds rows at the ends of versions")
+                if is_row_level:
                     # An expectation that these types cannot meet would block the other expectations
                     # of the group at each validation.
                     columns = list(validator.columns(normalized))

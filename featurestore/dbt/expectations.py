@@ -53,6 +53,7 @@ _ROW_EXPECTATIONS = (
 _IGNORED_ARGUMENTS = frozenset({"quote", "quote_values", "is_raw"})
 _TRUTH = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 _IN_SET = "expect_column_values_to_be_in_set"
+NOT_NULL = "expect_column_values_to_not_be_null"
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def _ignore_case(value: Any) -> Any:
 
 def convert_not_null(test: DbtTest, columns: Columns) -> Expectation:
     """Convert the test ``not_null`` of dbt."""
-    return _of_column("expect_column_values_to_not_be_null", test, columns)
+    return _of_column(NOT_NULL, test, columns)
 
 
 def convert_unique(test: DbtTest, columns: Columns) -> Expectation:
@@ -277,7 +278,7 @@ def convert_not_null_proportion(test: DbtTest, columns: Columns) -> Expectation:
     share = test.arguments.get("at_least")
     if not isinstance(share, int | float) or test.arguments.get("at_most") not in (None, 1, 1.0):
         raise NotConvertible("its proportion has no equivalent")
-    return _of_column("expect_column_values_to_not_be_null", test, columns, mostly=share)
+    return _of_column(NOT_NULL, test, columns, mostly=share)
 
 
 def _of_column(kind: str, test: DbtTest, columns: Columns, **arguments: Any) -> Expectation:

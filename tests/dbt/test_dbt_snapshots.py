@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from featurestore.store import FeatureStore
-from tests.dbt.test_dbt_projects import of_config
+from tests.dbt.test_dbt_projects import ORDERS, of_config
 
 COLUMNS = ("id", "plan", "dbt_valid_from", "dbt_valid_to", "dbt_updated_at", "dbt_is_deleted")
-KEYS = range(300)
+KEYS = range(200)
 START, OPEN = datetime(2026, 1, 1), datetime(9999, 12, 31)
 CREATE = """create table main.plans (id integer, plan varchar, dbt_valid_from timestamp,
     dbt_valid_to timestamp, dbt_updated_at timestamp, dbt_is_deleted varchar)"""
@@ -117,3 +117,39 @@ def test_read_of_snapshot_equals_validity(
     cases = [(key, time) for key in KEYS for time in times]
     expected = [valid_plan(rows, key, time) for key, time in cases]
     assert read_plans(empty_store, "plans", cases) == expected
+
+
+def test_tests_of_snapshot_do_not_count_added_rows(
+    shop: FeatureStore, edited: Callable[..., Path]
+) -> None:
+    def attach_tests(manifest: dict[str, Any]) -> None:
+        """Let the tests of the model ``orders`` test the columns of the snapshot."""
+        columns = {
+            "not_null": ["id", "plan"],
+            "unique": ["plan"],
+            "accepted_values": ["plan"],
+        }
+        for test in manifest["nodes"].values():
+            metadata = test.get("test_metadata")
+            if metadata is None or test["attached_node"] != ORDERS or test["config"]["where"]:
+                continue
+            if not columns.get(metadata["name"]):
+                continue
+            column = columns[metadata["name"]].pop()
+            metadata["kwargs"]["column_name"] = test["column_name"] = column
+            test["attached_node"] = "snapshot.shop.plans"
+            if "values" in metadata["kwargs"]:
+                metadata["kwargs"]["values"] = ["basic", "plus"]
+
+    result = shop.add_dbt_project(edited(attach_tests), source="warehouse", select="plans")
+    expectations = shop.featuregroup("plans").spec.expectations
+    assert sorted((each["type"], each["kwargs"]["column"]) for each in expectations) == [
+        ("expect_column_values_to_be_in_set", "plan"),
+        ("expect_column_values_to_not_be_null", "id"),
+    ]
+    assert shop.validate_featuregroup("plans").success
+    noted = [note for note in result.notes if "adds rows at the ends of versions" in note]
+    assert [note.split("'")[3] for note in noted] == [
+        "not_null_orders_order_id",
+        "unique_orders_order_id",
+    ]

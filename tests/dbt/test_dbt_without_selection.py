@@ -51,7 +51,7 @@ def test_table_with_one_key_is_imported(
     settings = (None, {"ttl": "30d"}, {"primary_key": "order_id"})
     flags = (False, True)
     cases = list(itertools.product(settings, flags, flags, flags, flags))
-    for setting, *shape in random.sample(cases, 8):
+    for setting, *shape in random.sample(cases, 5):
         has_constraint, is_unique, is_not_null, is_customer_unique = shape
         edits: list[Edit] = [only_orders]
         edits += [] if has_constraint else [of_node(ORDERS, constraints=[])]

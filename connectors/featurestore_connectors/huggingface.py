@@ -207,9 +207,9 @@ class StreamShard:
             arrays = [pa.array([], field.type) for field in schema]
             return pa.RecordBatch.from_arrays(arrays, schema=schema)
         first = start // self._batch_rows
-        stored = self._batches[first : -(-stop // self._batch_rows)]
+        positions = self._batches[first : -(-stop // self._batch_rows)]
         try:
-            batches = [self._read_batch(batch, columns) for batch in stored]
+            batches = [self._read_batch(position, columns) for position in positions]
             table = pa.Table.from_batches(batches, schema)
         except (OSError, pa.ArrowException) as error:
             raise DatasetDamaged(
@@ -220,8 +220,8 @@ class StreamShard:
         arrays = [combine_chunks(column) for column in rows.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _read_batch(self, stored: StreamBatch, columns: Sequence[str]) -> pa.RecordBatch:
-        message = pa.py_buffer(self._file.read(stored.offset, stored.size))
+    def _read_batch(self, position: StreamBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        message = pa.py_buffer(self._file.read(position.offset, position.size))
         batch = pa.ipc.read_record_batch(message, self._schema).select(list(columns))
         # Arrow checks neither offsets nor UTF-8 while it reads them.
         batch.validate(full=True)

@@ -172,11 +172,11 @@ def _rows_of_members(batch: pa.RecordBatch, layout: Layout) -> Iterator[dict[str
 
 
 def _encode_row(key: str, members: dict[str, bytes]) -> bytes:
-    pieces = []
+    chunks = []
     for extension, content in members.items():
         header = write_header(f"{key}.{extension}", len(content))
-        pieces += [header, content, bytes(-len(content) % BLOCK)]
-    return b"".join(pieces)
+        chunks += [header, content, bytes(-len(content) % BLOCK)]
+    return b"".join(chunks)
 
 
 def _encode_arrays(array: pa.Array) -> list[bytes | None]:
@@ -300,15 +300,15 @@ def _decode_arrays(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Arr
     header = _npy_header(dtype)
     item = np.dtype(array_item_type(dtype).to_pandas_dtype()).newbyteorder("<")
     size = item.itemsize * int(np.prod(array_shape(dtype)))
-    pieces = []
+    chunks = []
     for value in values:
         if value is None:
-            pieces.append(bytes(size))
+            chunks.append(bytes(size))
         elif value.startswith(header) and len(value) == len(header) + size:
-            pieces.append(value[len(header) :])
+            chunks.append(value[len(header) :])
         else:
             raise ValueError("an array has another type or shape")
-    numbers = np.frombuffer(b"".join(pieces), item).reshape(len(values), *array_shape(dtype))
+    numbers = np.frombuffer(b"".join(chunks), item).reshape(len(values), *array_shape(dtype))
     valid = np.array([value is not None for value in values], np.bool_)
     return from_numpy(numbers, valid=valid)
 

@@ -27,21 +27,21 @@ _ENCODED = ("Audio", "Image", "Nifti", "Pdf", "Video")
 _ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 
 
-def column_type(stored: pa.DataType, feature: Any) -> pa.DataType | None:
+def column_type(storage_type: pa.DataType, feature: Any) -> pa.DataType | None:
     """Return the feature type of a column; None if its values cannot be stored.
 
     Args:
-        stored: The Arrow type of the stored values.
+        storage_type: The Arrow type of the stored values.
         feature: The type of ``datasets`` as JSON, such as ``{"_type": "Image"}``; None if unknown.
 
-    >>> stored = pa.list_(pa.list_(pa.float32()))
-    >>> str(column_type(stored, {"_type": "Array2D", "shape": [8, 6], "dtype": "float32"}))
+    >>> storage_type = pa.list_(pa.list_(pa.float32()))
+    >>> str(column_type(storage_type, {"_type": "Array2D", "shape": [8, 6], "dtype": "float32"}))
     'fixed_size_list<item: fixed_size_list<item: float>[6]>[8]'
     """
     name = feature.get("_type") if isinstance(feature, Mapping) else None
-    if name in _ENCODED and _has_bytes(stored):
+    if name in _ENCODED and _has_bytes(storage_type):
         return pa.binary()
-    dtype = feature_type(stored)
+    dtype = feature_type(storage_type)
     if name in _ARRAYS and dtype is not None:
         return _shaped(dtype, feature.get("shape"))
     return dtype
@@ -59,8 +59,8 @@ def to_column(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     return cast_array(array, dtype)
 
 
-def _has_bytes(stored: pa.DataType) -> bool:
-    return bool(pat.is_struct(stored) and stored.get_field_index("bytes") >= 0)
+def _has_bytes(storage_type: pa.DataType) -> bool:
+    return bool(pat.is_struct(storage_type) and storage_type.get_field_index("bytes") >= 0)
 
 
 def _shaped(dtype: pa.DataType, shape: Any) -> pa.DataType:

@@ -27,16 +27,16 @@ class RangeFile:
 
     def read(self, start: int, size: int) -> bytes:
         """Return ``size`` bytes from a position; raise OSError if the file is shorter."""
-        pieces = []
+        chunks = []
         position, end = start, start + size
         while position < end:
             # Linux reads at most 2 GiB at a time.
             data = self._read_some(position, end - position)
             if not data:
                 raise OSError("the file was truncated while it was read")
-            pieces.append(data)
+            chunks.append(data)
             position += len(data)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _read_some(self, start: int, size: int) -> bytes:
         if hasattr(os, "pread"):

@@ -136,10 +136,12 @@ def write_header(name: str, size: int) -> bytes:
     >>> len(write_header("0001.json", 12))
     512
     """
+    # The extension of GNU for files of 8 GiB and more.
+    size_field = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
     fields = (
         name.encode().ljust(MAX_NAME_BYTES, b"\0"),
         b"0000644\0" + b"0000000\0" * 2,
-        _format_size(size),
+        size_field,
         b"00000000000\0",
     )
     before = b"".join(fields)
@@ -147,13 +149,6 @@ def write_header(name: str, size: int) -> bytes:
     # The sum is computed with spaces in its own field.
     total = sum(before) + sum(after) + 8 * 32
     return before + b"%06o\0 " % total + after
-
-
-def _format_size(size: int) -> bytes:
-    if size < 8**11:
-        return b"%011o\0" % size
-    # The extension of GNU for larger files.
-    return b"\x80" + size.to_bytes(11, "big")
 
 
 def _parse_size(field: bytes, start: int) -> int:

@@ -36,23 +36,23 @@ def test_datasets_loads_every_type_with_equal_rows(empty_store: FeatureStore) ->
         if not (pa.types.is_nested(field.type) and "timestamp" in str(field.type))
     ]
     table = table.select(names).append_column("id", pa.array(range(2500)))
-    written = empty_store.create_training_dataset(
+    exported = empty_store.create_training_dataset(
         table,
         "types",
         exclude=["id"],
         data_format="huggingface",
         splits={"train": 0.8, "test": 0.2},
     )
-    loaded = datasets.load_from_disk(written.path)
+    loaded = datasets.load_from_disk(exported.path)
     assert set(loaded) == {"train", "test"}
     assert loaded["train"].num_rows + loaded["test"].num_rows == 2500
     rows = table.to_pylist()
-    empty_store.add_source("saved", written.path)
+    empty_store.add_source("saved", exported.path)
     for split, dataset in loaded.items():
         expected = [rows[row["id"]] for row in dataset]
         assert list(dataset) == expected
         # Our own readers have the same rows in the same order.
-        for read in (written.read(split), empty_store.read_source("saved", path=split)):
+        for read in (exported.read(split), empty_store.read_source("saved", path=split)):
             assert read.to_arrow().select(table.schema.names).to_pylist() == expected
 
 
@@ -225,13 +225,13 @@ def test_changed_bytes_raise_errors_of_the_store(saved: Path, tmp_path: Path) ->
 
 
 def test_verify_covers_every_file(empty_store: FeatureStore) -> None:
-    written = empty_store.create_training_dataset(
+    exported = empty_store.create_training_dataset(
         pa.table({"n": [n % 7 for n in range(100)], "x": [0.5, 1.5] * 50}),
         "small",
         data_format="huggingface",
         splits={"train": 0.8, "test": 0.2},
     )
-    files = [path for path in Path(written.path).rglob("*") if path.suffix in (".arrow", ".json")]
+    files = [path for path in Path(exported.path).rglob("*") if path.suffix in (".arrow", ".json")]
     paths = [
         path for path in files if "_statistics" not in path.parts and path.name != "manifest.json"
     ]
@@ -239,6 +239,6 @@ def test_verify_covers_every_file(empty_store: FeatureStore) -> None:
     for path in paths:
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert not written.verify().ok, path
+        assert not exported.verify().ok, path
         path.write_bytes(content)
-    assert written.verify().ok
+    assert exported.verify().ok

@@ -52,12 +52,12 @@ def test_lance_reads_every_type_with_equal_rows(empty_store: FeatureStore) -> No
         if not (pa.types.is_nested(field.type) and "timestamp" in str(field.type))
     ]
     table = table.select(names).append_column("id", pa.array(range(1500)))
-    written = empty_store.create_training_dataset(
+    exported = empty_store.create_training_dataset(
         table, "types", key="id", data_format="lance", splits={"train": 0.8, "test": 0.2}, shards=3
     )
     rows = table.to_pylist()
     for split in ("train", "test"):
-        dataset = lance.dataset(f"{written.path}/{split}")
+        dataset = lance.dataset(f"{exported.path}/{split}")
         loaded = dataset.to_table().select(table.schema.names)
         expected = [rows[number] for number in loaded["id"].to_pylist()]
         assert loaded.to_pylist() == expected
@@ -65,29 +65,29 @@ def test_lance_reads_every_type_with_equal_rows(empty_store: FeatureStore) -> No
             expected[7]["id"],
             expected[2]["id"],
         ]
-        empty_store.add_source(split, f"lance+{written.path}/{split}")
-        for read in (written.read(split), empty_store.read_source(split)):
+        empty_store.add_source(split, f"lance+{exported.path}/{split}")
+        for read in (exported.read(split), empty_store.read_source(split)):
             assert read.to_arrow().select(table.schema.names).to_pylist() == expected
 
 
 def test_verify_covers_every_file(empty_store: FeatureStore) -> None:
-    written = empty_store.create_training_dataset(
+    exported = empty_store.create_training_dataset(
         pa.table({"n": [n % 7 for n in range(100)], "x": [0.5, 1.5] * 50}),
         "small",
         data_format="lance",
         splits={"train": 0.8, "test": 0.2},
     )
-    paths = [path for path in Path(written.path).glob("t*/*/*") if path.is_file()]
+    paths = [path for path in Path(exported.path).glob("t*/*/*") if path.is_file()]
     assert len(paths) == 4
     for path in paths:
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert not written.verify().ok, path
+        assert not exported.verify().ok, path
         path.write_bytes(content)
-    assert written.verify().ok
+    assert exported.verify().ok
     # A version that another program adds is not part of the dataset.
-    lance.write_dataset(pa.table({"n": [1], "x": [1.0]}), f"{written.path}/train", mode="append")
-    assert {problem.message for problem in written.verify().problems} == {"is not in the manifest"}
+    lance.write_dataset(pa.table({"n": [1], "x": [1.0]}), f"{exported.path}/train", mode="append")
+    assert {problem.message for problem in exported.verify().problems} == {"is not in the manifest"}
 
 
 def test_versions_are_read_by_number_and_time(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_versions_are_read_by_number_and_time(tmp_path: Path) -> None:
     source = open_dataset(path)
     times = [each["timestamp"].astimezone() for each in lance.dataset(path).versions()]
     for number, time in enumerate(times):
-        for at in (number + 1, time):
-            rows = source.snapshot(at).read(SourceQuery()).read_all()
+        for version in (number + 1, time):
+            rows = source.snapshot(version).read(SourceQuery()).read_all()
             assert rows["n"].to_pylist() == [number]
-    for at in (9, times[0].replace(year=2000)):
+    for version in (9, times[0].replace(year=2000)):
         with pytest.raises(SourceTableNotFound):
-            source.snapshot(at)
+            source.snapshot(version)
 
 
 def test_files_outside_of_the_dataset_are_refused(tmp_path: Path) -> None:

@@ -31,14 +31,14 @@ webdataset = pytest.importorskip("webdataset")
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def stored(value: Any, dtype: pa.DataType) -> Any:
+def json_value(value: Any, dtype: pa.DataType) -> Any:
     """Return the value that a JSON file has for a value of a type."""
     if value is None:
         return None
     if pa.types.is_list(dtype) or pa.types.is_fixed_size_list(dtype):
-        return [stored(item, dtype.value_type) for item in value]
+        return [json_value(item, dtype.value_type) for item in value]
     if pa.types.is_struct(dtype):
-        return {field.name: stored(value[field.name], field.type) for field in dtype}
+        return {field.name: json_value(value[field.name], field.type) for field in dtype}
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.datetime):
@@ -59,28 +59,28 @@ def test_webdataset_reads_every_type_with_equal_rows(empty_store: FeatureStore) 
         if not (pa.types.is_nested(field.type) and "timestamp" in str(field.type))
     ]
     table = table.select(names).append_column("id", pa.array(range(300)))
-    written = empty_store.create_training_dataset(
+    exported = empty_store.create_training_dataset(
         table, "types", key="id", data_format="webdataset", splits={"train": 0.8, "test": 0.2}
     )
-    rows, storage = table.to_pylist(), written.manifest.layout["storage"]
+    rows, storage = table.to_pylist(), exported.manifest.layout["storage"]
     assert set(storage.values()) == {"json", "npy", "bytes"}
     for split in ("train", "test"):
-        shards = sorted(map(str, Path(written.path, split).glob("*.tar")))
+        shards = sorted(map(str, Path(exported.path, split).glob("*.tar")))
         samples = list(webdataset.WebDataset(shards, shardshuffle=False).decode())
         expected = [rows[sample["json"]["id"]] for sample in samples]
-        assert written.read(split).to_arrow().select(table.schema.names).to_pylist() == expected
+        assert exported.read(split).to_arrow().select(table.schema.names).to_pylist() == expected
         for field in table.schema:
             for sample, row in zip(samples, expected, strict=True):
                 value = row[field.name]
                 if storage[field.name] == "json":
-                    assert sample["json"][field.name] == stored(value, field.type)
+                    assert sample["json"][field.name] == json_value(value, field.type)
                 elif storage[field.name] == "bytes" or value is None:
                     assert sample.get(field.name) == value
                     assert f"{field.name}.npy" not in sample
                 else:
                     assert sample[f"{field.name}.npy"].tolist() == value
         keys = [sample["__key__"] for sample in samples]
-        assert len(set(keys)) == len(keys) == written.num_rows(split)
+        assert len(set(keys)) == len(keys) == exported.num_rows(split)
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -275,13 +275,13 @@ def test_large_headers_are_refused_before_they_are_read(tmp_path: Path) -> None:
 
 
 def test_verify_covers_every_file(empty_store: FeatureStore) -> None:
-    written = empty_store.create_training_dataset(
+    exported = empty_store.create_training_dataset(
         pa.table({"n": [n % 7 for n in range(100)], "x": [b"a", b"bc"] * 50}),
         "small",
         data_format="webdataset",
         splits={"train": 0.8, "test": 0.2},
     )
-    paths = [path for path in Path(written.path).rglob("*") if path.suffix in (".tar", ".idx")]
+    paths = [path for path in Path(exported.path).rglob("*") if path.suffix in (".tar", ".idx")]
     assert len(paths) == 4
     for path in paths:
         content = path.read_bytes()
@@ -289,9 +289,9 @@ def test_verify_covers_every_file(empty_store: FeatureStore) -> None:
             damaged = bytearray(content)
             damaged[position] ^= 1
             path.write_bytes(damaged)
-            assert not written.verify().ok, (path, position)
+            assert not exported.verify().ok, (path, position)
         path.write_bytes(content)
-    assert written.verify().ok
+    assert exported.verify().ok
     assert (
-        json.loads(Path(written.path, "manifest.json").read_bytes())["data_format"] == "webdataset"
+        json.loads(Path(exported.path, "manifest.json").read_bytes())["data_format"] == "webdataset"
     )

@@ -62,7 +62,9 @@ class LanceSource:
 class LanceSnapshot(TypedColumns):
     """An immutable version of a dataset."""
 
-    def __init__(self, config: SourceConfig, path: str, at: int | datetime | None) -> None:
+    def __init__(
+        self, config: SourceConfig, path: str, version_or_time: int | datetime | None
+    ) -> None:
         try:
             import lance
         except ImportError as error:
@@ -70,7 +72,7 @@ class LanceSnapshot(TypedColumns):
         self._config, self._path = config, path
         try:
             self._dataset = lance.dataset(path)
-            version = self._version_at(at)
+            version = self._version_at(version_or_time)
             if version is not None:
                 self._dataset = self._dataset.checkout_version(version)
         except FeatureStoreError:
@@ -135,19 +137,19 @@ class LanceSnapshot(TypedColumns):
         except Exception as error:  # as above
             raise self._convert_error(error) from error
 
-    def _version_at(self, at: int | datetime | None) -> int | None:
-        if not isinstance(at, datetime):
-            return at
+    def _version_at(self, version_or_time: int | datetime | None) -> int | None:
+        if not isinstance(version_or_time, datetime):
+            return version_or_time
         # Times of versions are in the time zone of the machine.
         versions: list[Mapping[str, Any]] = self._dataset.versions()
         matches = [
             each["version"]
             for each in versions
-            if to_micros(each["timestamp"].astimezone()) <= to_micros(at)
+            if to_micros(each["timestamp"].astimezone()) <= to_micros(version_or_time)
         ]
         if not matches:
             raise SourceTableNotFound(
-                f"Source {self._config.name!r} has no version at {at}.",
+                f"Source {self._config.name!r} has no version at {version_or_time}.",
                 hint=f"at={versions[0]['version']} reads its first version",
             )
         return int(max(matches))

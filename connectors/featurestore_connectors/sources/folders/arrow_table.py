@@ -41,12 +41,15 @@ class ArrowTable(FolderTable):
         first = self.folder_files.files[0]
         schema = self._read_schema(first)
         for file in self.folder_files.files[1:]:
-            other = self._read_schema(file)
-            self._compare_names(file, other, schema.names)
+            file_schema = self._read_schema(file)
+            self._compare_names(file, file_schema, schema.names)
             for field in schema:
-                if field.name in other.names and other.field(field.name).type != field.type:
+                if (
+                    field.name in file_schema.names
+                    and file_schema.field(field.name).type != field.type
+                ):
                     raise self.table.invalid_file_error(
-                        f"{file.name}: column {field.name!r} is {other.field(field.name).type}, but "
+                        f"{file.name}: column {field.name!r} is {file_schema.field(field.name).type}, but "
                         f"{field.type} in {first.name}."
                     )
         features = self._features(schema)
@@ -97,15 +100,15 @@ class ArrowTable(FolderTable):
                     stream.seek(start)
                     return bytes(stream.read(size))
 
-                for stored in stream_batches(read, size=file.status.size):
-                    if stored.is_compressed or stored.end - unread > _MAX_BATCH_BYTES:
-                        raise self._large_batch_error(file, stored.is_compressed)
+                for position in stream_batches(read, size=file.status.size):
+                    if position.is_compressed or position.end - unread > _MAX_BATCH_BYTES:
+                        raise self._large_batch_error(file, position.is_compressed)
                     # The reader continues with the dictionaries before the batch.
                     stream.seek(unread)
                     batch = reader.read_next_batch()
                     batch.validate(full=True)
                     yield batch
-                    unread = stored.end
+                    unread = position.end
         except FeatureStoreError:
             raise
         except (pa.ArrowException, OSError, ValueError, StopIteration) as error:

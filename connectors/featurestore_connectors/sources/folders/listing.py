@@ -20,7 +20,7 @@ from featurestore_connectors.sources.folders.options import ENDINGS, FolderOptio
 from featurestore_connectors.sources.folders.saved_dataset import find_dataset, without_metadata
 from featurestore_connectors.sources.locations import FileListing
 
-# Files of these formats may also lie beside the files of a table.
+# Files of these formats are ignored if the folder has files of other formats.
 _SECONDARY = ("arrow", "webdataset")
 # Hive and Spark write null partition values as this folder name.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"

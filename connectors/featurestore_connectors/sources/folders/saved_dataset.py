@@ -40,7 +40,7 @@ def dataset_folders(paths: Iterable[str]) -> list[str]:
 
 
 def without_metadata(paths: Iterable[str]) -> list[str]:
-    """Return the paths without the JSON files of datasets, which are no tables.
+    """Return the paths without the JSON files that describe datasets.
 
     >>> without_metadata(["/d/a.arrow", "/d/state.json", "/d/dataset_info.json", "/d/rows.json"])
     ['/d/a.arrow', '/d/rows.json']

@@ -536,10 +536,8 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
         rows = cast_to_storable_types(df)
         with translate_query_errors():
             return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(_BATCH_ROWS)
-    is_column = isinstance(df, pa.Array | pa.ChunkedArray)
-    # The stream of a struct without nulls is that of a dataframe.
-    if is_column and (isinstance(df, pa.Array) or df.null_count or not pat.is_struct(df.type)):
-        raise bare_array_error(df, "table")
+    if isinstance(df, pa.Array | pa.ChunkedArray):
+        return _from_structs(df)
     if hasattr(df, "__arrow_c_stream__"):
         return _from_capsule(df)
     if hasattr(df, "scanner"):
@@ -671,6 +669,15 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
 
 def _from_huggingface(df: Any) -> pa.RecordBatchReader:
     return _from_iterator(dataset_batches(df), None)
+
+
+def _from_structs(df: pa.Array | pa.ChunkedArray) -> pa.RecordBatchReader:
+    """Return the rows of chunks of structs without nulls, which Arrow streams as a dataframe."""
+    if isinstance(df, pa.Array) or df.null_count or not pat.is_struct(df.type):
+        raise bare_array_error(df, "table")
+    batches = [pa.RecordBatch.from_struct_array(chunk) for chunk in df.chunks]
+    schema = pa.schema([df.type.field(index) for index in range(df.type.num_fields)])
+    return _reader(pa.Table.from_batches(batches, schema))
 
 
 def _from_capsule(df: Any) -> pa.RecordBatchReader:

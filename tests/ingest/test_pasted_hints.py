@@ -225,6 +225,8 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], list[dict[str, Any]]]] = {
 
 def test_arguments_are_stored_after_pasted_hints(subtests: pytest.Subtests) -> None:
     for title, (make, rows) in ARGUMENTS.items():
+        if title == "foreign array" and not hasattr(pa.ChunkedArray, "__arrow_c_stream__"):
+            continue  # an older pyarrow
         with subtests.test(title):
             assert read_after_hints(make).to_pylist() == rows
 

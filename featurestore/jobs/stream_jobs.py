@@ -48,7 +48,12 @@ from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.streams import StreamTarget, consume
 
-_SCHEMA_FILES = {"avro": "click.avsc", "protobuf": "click.proto", "json_schema": "click.json"}
+# A file name for hints, and the function that converts a schema of the format.
+_SCHEMA_FORMATS = {
+    "avro": ("click.avsc", schemas.schema_from_avro),
+    "protobuf": ("click.proto", proto_schemas.schema_from_proto),
+    "json_schema": ("click.json", json_schemas.schema_from_json_schema),
+}
 _log = logging.getLogger("featurestore.jobs")
 
 
@@ -279,9 +284,18 @@ def _rename_columns(
 def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:
     """Return the columns of record values, and the text of a schema of the format, or None."""
     if format in SCHEMA_FORMATS:
-        text, columns = _message_columns(name, schema, format)
+        # A Protobuf schema is not JSON.
+        if isinstance(schema, Mapping) and format != "protobuf":
+            schema = json.dumps(schema)
+        if not isinstance(schema, str):
+            hint = f"schema=Path({_SCHEMA_FORMATS[format][0]!r}).read_text()"
+            raise InvalidJob(
+                f"Job {name!r}: format={format!r} needs the schema of the records.",
+                hint=hint if format == "protobuf" else f"{hint}, or the same as a dict",
+            )
+        columns = _SCHEMA_FORMATS[format][1](schema)
         check_nesting(columns)
-        return columns, text
+        return columns, schema
     if isinstance(schema, Mapping):
         schema = pa.schema(
             [
@@ -302,25 +316,6 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
         hint=lambda columns: format_dtypes(columns).replace("dtypes=", "schema="),
     )
     return schema, None
-
-
-def _message_columns(name: str, schema: object, format: str) -> tuple[str, pa.Schema]:
-    """Return the text of a schema of Avro, Protobuf or JSON Schema, and its columns."""
-    text = schema if isinstance(schema, str) else None
-    if isinstance(schema, Mapping) and format != "protobuf":
-        text = json.dumps(schema)
-    if text is None:
-        file = _SCHEMA_FILES[format]
-        hint = f"schema=Path({file!r}).read_text()"
-        raise InvalidJob(
-            f"Job {name!r}: format={format!r} needs the schema of the records.",
-            hint=hint if format == "protobuf" else f"{hint}, or the same as a dict",
-        )
-    if format == "protobuf":
-        return text, proto_schemas.schema_from_proto(text)
-    if format == "json_schema":
-        return text, json_schemas.schema_from_json_schema(text)
-    return text, schemas.schema_from_avro(text)
 
 
 def _check_columns(spec: JobSpec) -> None:

@@ -114,6 +114,9 @@ EXCEPTIONS = {
     "connectors/featurestore_connectors/kafka/record_values.py::convert_column": (
         "values that a decoder resolved to a reader's schema of these columns"
     ),
+    "connectors/featurestore_connectors/sources/delta_table.py::DeltaSnapshot._widened_rows": (
+        DECLARED
+    ),
     "connectors/featurestore_connectors/sources/delta_table.py::DeltaSnapshot._window_filter": (
         "days of a polars column to their midnights"
     ),

@@ -37,6 +37,7 @@ _TIMES = "timestamp_ntz"
 _MAPPING = "delta.columnMapping."
 _FIELD_ID = b"PARQUET:field_id"
 _FOOTER_THREADS = 8
+_PARQUET = {"provider": "parquet", "options": {}}
 _VECTOR_IN_TABLE, _VECTOR_ABSOLUTE = "u", "p"
 # The alphabet of Z85, which Delta uses for the names of deletion vectors
 # (https://rfc.zeromq.org/spec/32).
@@ -66,23 +67,22 @@ class WidenedTable:
         folders = []
         for number, (schema, adds) in enumerate(self.adds_by_schema.items()):
             folder = os.path.join(directory, str(number))
-            os.makedirs(os.path.join(folder, log.LOG_FOLDER))
+            files.make_directory(os.path.join(folder, log.LOG_FOLDER))
             changed = _changed_columns(self.metadata["schemaString"], schema)
             lines = [
                 {"protocol": self.protocol},
                 {"metaData": {**self.metadata, "schemaString": schema}},
                 *({"add": self._absolute_add(add, changed)} for add in adds),
             ]
-            with open(log.commit_path(folder, 0), "w", encoding="utf-8") as file:
-                file.writelines(f"{json.dumps(line)}\n" for line in lines)
+            text = "".join(f"{json.dumps(line)}\n" for line in lines)
+            files.write_new(log.commit_path(folder, 0), text.encode())
             folders.append(folder)
         return folders
 
     def _absolute_add(self, add: Mapping[str, Any], changed: set[str]) -> dict[str, Any]:
         """Return an add action for a log in another folder, without bounds of changed columns."""
         path = file_path(self.path, add["path"], folder=self.folder)
-        # An add of a checkpoint has null for missing members, which are no part of the protocol.
-        action = {name: value for name, value in add.items() if value is not None}
+        action = _without_nulls(add)
         action.update(path=_file_url(path), dataChange=True)
         if add.get("stats"):
             action["stats"] = _statistics_without(add["stats"], changed)
@@ -124,7 +124,7 @@ def read_types(path: str, version: int, *, folder: str | None) -> WidenedTable:
         pyarrow.ArrowException: A data file is not Parquet.
     """
     replay = replay_log(path, version)
-    metadata = dict(replay.metadata or {})
+    metadata = {**_without_nulls(replay.metadata or {}), "format": _PARQUET}
     fields = json.loads(metadata["schemaString"])["fields"]
     metadata["schemaString"] = _dump_schema(fields)
     by_id = is_mapped_by_id(metadata)
@@ -145,8 +145,18 @@ def read_types(path: str, version: int, *, folder: str | None) -> WidenedTable:
         for add, schema in zip(adds, schemas, strict=True):
             adds_by_schema.setdefault(schema, []).append(add)
     return WidenedTable(
-        path, folder, dict(replay.protocol or {}), metadata, adds_by_schema, has_new_values
+        path,
+        folder,
+        _without_nulls(replay.protocol or {}),
+        metadata,
+        adds_by_schema,
+        has_new_values,
     )
+
+
+def _without_nulls(action: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an action without null members, which those of checkpoints have."""
+    return {name: value for name, value in action.items() if value is not None}
 
 
 def _schema_of_file(fields: Sequence[Mapping[str, Any]], path: str, *, by_id: bool) -> str:
@@ -284,7 +294,7 @@ def _file_url(path: str) -> str:
 
 def _absolute_vector(path: str, vector: Mapping[str, Any], *, folder: str | None) -> dict[str, Any]:
     """Return the descriptor of a deletion vector with an absolute path."""
-    descriptor = {name: value for name, value in vector.items() if value is not None}
+    descriptor = _without_nulls(vector)
     if descriptor.get("storageType") == _VECTOR_IN_TABLE:
         text = str(descriptor["pathOrInlineDv"])
         prefix, name = text[:-_Z85_UUID], f"deletion_vector_{_decode_uuid(text[-_Z85_UUID:])}.bin"

@@ -82,6 +82,8 @@ SPECIAL_MESSAGES: Mapping[str, pa.DataType] = {
 }
 # Messages may share types, so that a short text can declare many columns.
 _MAX_COLUMNS = 10_000
+# The length of texts of a schema in errors.
+_MAX_SHOWN = 100
 # Schemas may import these files without declaring them.
 _KNOWN_FILES = (
     'syntax = "proto3"; package google.protobuf;'
@@ -205,7 +207,11 @@ class ProtoSchema:
         else:
             resolved = self._search(name, message.name)
         if resolved is None:
-            raise ProtoError(f"the type {name!r} of the field {declared.name!r} is not declared")
+            imports = ", ".join(self.files[0].imports)
+            imported = f" (the schema imports {imports[:_MAX_SHOWN]})" if imports else ""
+            raise ProtoError(
+                f"the type {name!r} of the field {declared.name!r} is not declared{imported}"
+            )
         return resolved
 
     def _search(self, name: str, scope: str) -> MessageType | EnumType | None:

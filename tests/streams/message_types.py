@@ -64,10 +64,6 @@ STAMP, DATE = instant(2024, 2, 29, 1, 2, 3, 4), dt.date(2024, 2, 29)
 EPOCH = instant(1970, 1, 1)
 
 
-def _micros(time: dt.datetime) -> int:
-    return (time - EPOCH) // dt.timedelta(microseconds=1)
-
-
 PROTOBUF = [
     TypeCase("`int32`, `sint32`, `sfixed32`", ["int32 x", "sint32 x", "sfixed32 x"], "int32", INT32),
     TypeCase("`int64`, `sint64`, `sfixed64`", ["int64 x", "sint64 x", "sfixed64 x"], "int64", INT64),

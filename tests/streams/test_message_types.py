@@ -21,7 +21,7 @@ from tests.streams.message_types import LANGUAGES, avro_of, json_schema_of, prot
 from tests.streams.registry_server import header, message_class
 from tests.streams.test_stream_values import datum, decoded
 
-pytest.importorskip("google.protobuf")
+pytest.importorskip("grpc_tools")
 
 _FORMATS: dict[str, tuple[ValueFormat, Callable[[Any], str], Callable[[str], Any]]] = {
     "Avro": ("avro", avro_of, schema_from_avro),

@@ -792,7 +792,7 @@ def read_source(
     at: int | datetime | str | None = None,
     columns: Sequence[str] | None = None,
     rename: Mapping[str, str] | str | None = None,
-    format: Literal["parquet", "csv", "jsonl", "json"] | None = None,
+    format: Literal["parquet", "csv", "jsonl", "json", "arrow", "webdataset"] | None = None,
     delimiter: str | None = None,
     quote: str | None = None,
     escape: str | None = None,

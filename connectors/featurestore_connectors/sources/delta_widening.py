@@ -161,8 +161,8 @@ def _without_nulls(action: Mapping[str, Any]) -> dict[str, Any]:
 
 def _schema_of_file(fields: Sequence[Mapping[str, Any]], path: str, *, by_id: bool) -> str:
     """Return the table's schema with the types of a file that the kernel does not cast."""
-    stored = parquet.read_schema(files.open_ranges(path))
-    return _dump_schema(_stored_fields(fields, stored, by_id=by_id))
+    file_schema = parquet.read_schema(files.open_ranges(path))
+    return _dump_schema(_stored_fields(fields, file_schema, by_id=by_id))
 
 
 def _dump_schema(fields: Iterable[Mapping[str, Any]]) -> str:
@@ -177,10 +177,10 @@ def _without_changes(field: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_fields(
-    fields: Sequence[Mapping[str, Any]], stored: Iterable[pa.Field], *, by_id: bool
+    fields: Sequence[Mapping[str, Any]], file_fields: Iterable[pa.Field], *, by_id: bool
 ) -> list[dict[str, Any]]:
     """Return fields with their types in a file; fields that the file lacks are unchanged."""
-    stored_types = {stored_key(field, by_id=by_id): field.type for field in stored}
+    stored_types = {stored_key(field, by_id=by_id): field.type for field in file_fields}
     result = []
     for field in fields:
         key = column_key(field, by_id=by_id)
@@ -212,41 +212,45 @@ def _physical_name(field: Mapping[str, Any]) -> str:
     return str((field.get("metadata") or {}).get(f"{_MAPPING}physicalName", field["name"]))
 
 
-def _stored_type(declared: Any, stored: pa.DataType, *, by_id: bool) -> Any:
-    """Return the type of the log for a stored type, or ``declared`` if the kernel casts it."""
+def _stored_type(declared: Any, file_type: pa.DataType, *, by_id: bool) -> Any:
+    """Return the type of the log for the type of a file, or ``declared`` if the kernel casts it."""
     if isinstance(declared, str):
-        name = type_name(stored)
+        name = type_name(file_type)
         return name if name is not None and _is_not_cast(name, declared) else declared
-    if declared["type"] == "struct" and pat.is_struct(stored):
-        members = [stored.field(index) for index in range(stored.num_fields)]
+    if declared["type"] == "struct" and pat.is_struct(file_type):
+        members = [file_type.field(index) for index in range(file_type.num_fields)]
         return {**declared, "fields": _stored_fields(declared["fields"], members, by_id=by_id)}
-    if declared["type"] == "array" and pat.is_list(stored):
-        element = _stored_type(declared["elementType"], stored.value_type, by_id=by_id)
+    if declared["type"] == "array" and pat.is_list(file_type):
+        element = _stored_type(declared["elementType"], file_type.value_type, by_id=by_id)
         return {**declared, "elementType": element}
-    if declared["type"] == "map" and pat.is_map(stored):
+    if declared["type"] == "map" and pat.is_map(file_type):
         return {
             **declared,
-            "keyType": _stored_type(declared["keyType"], stored.key_type, by_id=by_id),
-            "valueType": _stored_type(declared["valueType"], stored.item_type, by_id=by_id),
+            "keyType": _stored_type(declared["keyType"], file_type.key_type, by_id=by_id),
+            "valueType": _stored_type(declared["valueType"], file_type.item_type, by_id=by_id),
         }
     return declared
 
 
-def _is_not_cast(stored: str, declared: str) -> bool:
+def _is_not_cast(file_type: str, declared: str) -> bool:
     """Return whether Delta widens a type to another one, and the kernel does not.
 
     >>> _is_not_cast("date", "timestamp_ntz"), _is_not_cast("integer", "long")
     (True, False)
     """
     if decimal_digits(declared) is not None:
-        return stored != declared and (stored in _INTEGERS or decimal_digits(stored) is not None)
-    return (stored, declared) == ("date", _TIMES)
+        return file_type != declared and (
+            file_type in _INTEGERS or decimal_digits(file_type) is not None
+        )
+    return (file_type, declared) == ("date", _TIMES)
 
 
 def _changed_columns(table_schema: str, schema: str) -> set[str]:
     """Return the columns whose types in some files differ from those of the table."""
     pairs = zip(json.loads(table_schema)["fields"], json.loads(schema)["fields"], strict=True)
-    return {_physical_name(field) for field, stored in pairs if field["type"] != stored["type"]}
+    return {
+        _physical_name(field) for field, file_field in pairs if field["type"] != file_field["type"]
+    }
 
 
 def _with_partition_values(

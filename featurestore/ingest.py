@@ -342,7 +342,7 @@ def _convert_reader(
     if like is None:
         _warn_of_date_strings(df)
     target = _target_schema(reader.schema, like, language=language)
-    naive = _find_naive_columns(reader.schema)
+    naive = [field.name for field in reader.schema if _contains_naive_time(field.type)]
     if naive:
         listed = ", ".join(map(repr, naive))
         warn_caller(
@@ -564,7 +564,13 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         raise not_a_dataframe_error(df)
     frame_hints = hints_for_argument(df)
     if not hasattr(df, "columns"):
-        df = _series_to_frame(df)
+        name = "col_0" if getattr(df, "name", None) is None else df.name
+        if hasattr(df, "index"):
+            df = df.to_frame(name)  # a series is one column
+        elif hasattr(df, "levels"):
+            df = df.to_frame(index=False)
+        else:
+            df = df.to_frame(index=False, name=name)
     _check_index_names(df)
     if set(df.index.names) != {None}:
         df = df.reset_index()
@@ -577,14 +583,6 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
     with frame_hints:
         _check_pandas_names(df)
         return _reader(table_from_pandas(df))
-
-
-def _series_to_frame(values: Any) -> Any:
-    """Return the frame of a series or an index; the levels of an index are its columns."""
-    if hasattr(values, "levels") and not hasattr(values, "index"):
-        return values.to_frame(index=False)
-    name = "col_0" if values.name is None else values.name
-    return values.to_frame(name) if hasattr(values, "index") else values.to_frame(False, name)
 
 
 def has_meaningful_index(df: object) -> bool:
@@ -874,23 +872,14 @@ def _target_schema(schema: pa.Schema, like: pa.Schema | None, *, language: str) 
 def _convert_batches(
     reader: pa.RecordBatchReader, target: pa.Schema, language: str
 ) -> Iterator[pa.RecordBatch]:
-    for batch in _iter_batches(reader):
-        columns = [
-            convert_array(column, field.type, name=field.name, language=language)
-            for column, field in zip(batch.columns, target, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def _iter_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream; raise the refusals of its query."""
+    """Yield the batches of a stream with feature types; raise the refusals of its query."""
     with translate_query_errors():
-        yield from reader
-
-
-def _find_naive_columns(schema: pa.Schema) -> list[str]:
-    names = [field.name for field in schema if _contains_naive_time(field.type)]
-    return names
+        for batch in reader:
+            columns = [
+                convert_array(column, field.type, name=field.name, language=language)
+                for column, field in zip(batch.columns, target, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def _contains_naive_time(kind: pa.DataType) -> bool:
@@ -898,14 +887,9 @@ def _contains_naive_time(kind: pa.DataType) -> bool:
         return kind.tz is None
     if pat.is_dictionary(kind):
         return _contains_naive_time(kind.value_type)
-    return any(map(_contains_naive_time, _find_inner_types(kind)))
-
-
-def _find_inner_types(kind: pa.DataType) -> list[pa.DataType]:
     if not is_nested(kind):
-        return []
-    types = [kind.field(index).type for index in range(kind.num_fields)]
-    return types
+        return False
+    return any(_contains_naive_time(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:

@@ -301,11 +301,15 @@ def decode_audio(samples: int, *, sample_rate: int, channels: int = 1) -> Chain:
     >>> decode_audio(16_000, sample_rate=16_000)
     decode_audio(samples=16000, sample_rate=16000, channels=1)
     """
+    from featurestore.transform.audio import MAX_CHANNELS
+
+    if channels not in range(1, MAX_CHANNELS + 1):
+        raise InvalidArgument(f"channels={channels!r} is not a number from 1 to {MAX_CHANNELS}.")
     return single_step(
         "decode_audio",
         samples=_check_integer("samples", samples, minimum=1),
         sample_rate=_check_integer("sample_rate", sample_rate, minimum=1),
-        channels=_check_integer("channels", channels, minimum=1),
+        channels=channels,
     )
 
 

@@ -22,9 +22,10 @@ _FORMATS = "WAV, FLAC, OGG (Vorbis, Opus) and MP3"
 # The size in the header of WAV files that were written to a pipe.
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)
 _RIFF_HEADER = 8
+_TRUNCATED = "the file is truncated"
 _OGG_HEADER, _OGG_LAST_PAGE = 27, 4
 # A header of a few bytes may declare a thousand channels, whose samples are decoded together.
-_MAX_CHANNELS = 32
+MAX_CHANNELS = 32
 _BUFFERS = BufferPool()
 
 
@@ -73,17 +74,16 @@ class _Decoder:
         self._sample_rate = sample_rate
 
     def __call__(self, row: int, encoded: bytes) -> None:
-        if not _has_allowed_format(encoded):
-            raise _undecodable_error(row, encoded, "unknown format")
-        if _is_truncated_wav(encoded) or _is_truncated_ogg(encoded):
-            raise _undecodable_error(row, encoded, "the file is truncated")
+        problem = _find_problem(encoded)
+        if problem is not None:
+            raise _undecodable_error(row, encoded, problem)
         try:
             with self._library.SoundFile(io.BytesIO(encoded)) as file:
                 values = self._read(row, file)
         except self._library.LibsndfileError as error:
             raise _undecodable_error(row, encoded, str(error)) from error
         if values is None:
-            raise _undecodable_error(row, encoded, "the file is truncated")
+            raise _undecodable_error(row, encoded, _TRUNCATED)
         self._decoded[row, : len(values)] = values
         self._decoded[row, len(values) :] = 0
 
@@ -96,10 +96,10 @@ class _Decoder:
                 f"{self._sample_rate:,}.",
                 hint=f"resample the files, or use sample_rate={file.samplerate}",
             )
-        if file.channels > _MAX_CHANNELS:
+        if file.channels > MAX_CHANNELS:
             raise InvalidArgument(
                 f"Row {row} of the batch declares {file.channels} channels, the limit is "
-                f"{_MAX_CHANNELS}."
+                f"{MAX_CHANNELS}."
             )
         if channels not in (1, file.channels):
             raise InvalidArgument(
@@ -125,32 +125,25 @@ def _undecodable_error(row: int, encoded: bytes, reason: str) -> InvalidArgument
     )
 
 
-def _has_allowed_format(encoded: bytes) -> bool:
-    if encoded.startswith(_WAV):
-        return encoded[8:12] == b"WAVE"
-    # A frame of MP3 begins with eleven bits that are set.
-    is_mp3_frame = encoded[:1] == b"\xff" and encoded[1:2] >= b"\xe0"
-    return is_mp3_frame or encoded.startswith((_FLAC, _OGG, _MP3_TAG))
+def _find_problem(encoded: bytes) -> str | None:
+    """Return why a file is not decoded: its format, or an end that libsndfile does not notice.
 
-
-def _is_truncated_wav(encoded: bytes) -> bool:
-    """Return whether a WAV file has fewer bytes than its header declares."""
-    size = int.from_bytes(encoded[4:8], "little")
-    if not encoded.startswith(_WAV) or size in _UNKNOWN_SIZES:
-        return False
-    return len(encoded) < size + _RIFF_HEADER - 1  # some writers omit the last padding byte
-
-
-def _is_truncated_ogg(encoded: bytes) -> bool:
-    """Return whether an OGG file ends before the end of the last page of its stream.
-
-    The flags of a page are its sixth byte; the sizes of its segments follow a header of 27 bytes:
+    The header of a WAV file has its size. In an OGG file, the flags of a page are its sixth byte,
+    and the sizes of its segments follow a header of 27 bytes:
     https://www.rfc-editor.org/rfc/rfc3533#section-6
     """
-    if not encoded.startswith(_OGG):
-        return False
-    page = encoded[encoded.rfind(_OGG) :]
-    if len(page) < _OGG_HEADER or not page[5] & _OGG_LAST_PAGE:
-        return True
-    segments = page[_OGG_HEADER : _OGG_HEADER + page[26]]
-    return len(page) < _OGG_HEADER + page[26] + sum(segments)
+    if encoded.startswith(_WAV) and encoded[8:12] == b"WAVE":
+        size = int.from_bytes(encoded[4:8], "little")
+        # Some writers omit the last padding byte.
+        is_complete = size in _UNKNOWN_SIZES or len(encoded) >= size + _RIFF_HEADER - 1
+        return None if is_complete else _TRUNCATED
+    if encoded.startswith(_OGG):
+        page = encoded[encoded.rfind(_OGG) :]
+        if len(page) < _OGG_HEADER or not page[5] & _OGG_LAST_PAGE:
+            return _TRUNCATED
+        segments = page[_OGG_HEADER : _OGG_HEADER + page[26]]
+        is_complete = len(page) >= _OGG_HEADER + page[26] + sum(segments)
+        return None if is_complete else _TRUNCATED
+    # A frame of MP3 begins with eleven bits that are set.
+    is_mp3_frame = encoded[:1] == b"\xff" and encoded[1:2] >= b"\xe0"
+    return None if is_mp3_frame or encoded.startswith((_FLAC, _MP3_TAG)) else "unknown format"

@@ -104,6 +104,8 @@ def test_other_files_are_refused() -> None:
         decode(other_rate)
     with pytest.raises(InvalidArgument, match="has 2 channels, not 3"):
         decode(content, channels=3)
+    with pytest.raises(InvalidArgument, match="channels=33 is not a number from 1 to 32"):
+        t.decode_audio(8, sample_rate=RATE, channels=33)
     with pytest.raises(InvalidArgument, match="declares 33 channels, the limit is 32"):
         decode(wav(np.zeros((10, 33), int), 2))
     # libsndfile also reads formats that are not trusted.

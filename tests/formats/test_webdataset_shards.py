@@ -223,6 +223,9 @@ def test_truncated_archive_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content[:size])
         with pytest.raises(FeatureStoreError, match="truncated"):
             read_shards(tmp_path / "a")
+    path.write_bytes(bytes(1024))
+    with pytest.raises(FeatureStoreError, match=r"a\.tar has no samples"):
+        read_shards(tmp_path / "a")
     path.write_bytes(content + content)
     with pytest.raises(FeatureStoreError, match="bytes follow its end"):
         read_shards(tmp_path / "a")

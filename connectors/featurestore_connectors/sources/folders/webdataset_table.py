@@ -71,6 +71,11 @@ class WebDatasetTable(FolderTable):
         if scan.has_samples:
             names += self.folder_files.partitions
             check_declared(names, self.table, self.options)
+        elif not self.options.dtypes:
+            raise self.table.invalid_file_error(
+                f"{self.folder_files.files[0].name} has no samples, so its columns are unknown.",
+                hint=f"{self.table.call(dtypes={'txt': 'string'})} declares them",
+            )
         return columns
 
     def rows(
@@ -163,6 +168,9 @@ class _SampleScan:
             InvalidSourceFile: The values of a column have no common type.
         """
         columns = [Column(KEY, pa.string())]
+        if not self.has_samples:
+            declared = self._options.dtypes.items()
+            return columns + [Column(name, dtype, is_declared=True) for name, dtype in declared]
         for extension in self._extensions:
             scan = self._json.members.get(extension)
             if extension in JSON_SUFFIXES and scan is not None and scan.has_only_objects:

@@ -38,8 +38,8 @@ _CONCATENATIONS = {
 # Functions that create a dataframe from a dict of columns, by the library of the columns.
 _MAKERS = {"pandas": "pd.DataFrame", "polars": "pl.DataFrame", "pyarrow": "pa.table"}
 _KINDS = (
-    "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
-    "__arrow_c_stream__, "
+    "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, datasets.Dataset, "
+    "anything with __arrow_c_stream__, "
     "numpy array of two axes or more, dict of columns, list of rows or of dicts, "
     "iterator of record batches, Spark DataFrame, "
     "DuckDB relation, "

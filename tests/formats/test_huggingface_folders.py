@@ -171,6 +171,15 @@ def link_last_file(folder: Path) -> None:
     path.symlink_to(outside)
 
 
+def compress_last_file(folder: Path) -> None:
+    path = max(folder.glob("data-*.arrow"))
+    with pa.ipc.open_stream(path.read_bytes()) as reader:
+        table = reader.read_all()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(path, table.schema, options=options) as writer:
+        writer.write_table(table)
+
+
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "ends at byte": change_last_file(lambda content: content[:-8]),
     "longer than the file": change_last_file(lambda content: content[:-9]),
@@ -179,6 +188,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "no message begins": change_last_file(lambda content: b"ARROW1" + content),
     "which is not in its folder": lambda folder: max(folder.glob("data-*.arrow")).unlink(),
     "symbolic link": link_last_file,
+    "compressed record batches": compress_last_file,
     "order of the rows": change_state(_indices_data_files=[{"filename": "indices.arrow"}]),
     "'../train/data-00000-of-00002.arrow'": change_state(
         _data_files=[{"filename": "../train/data-00000-of-00002.arrow"}]

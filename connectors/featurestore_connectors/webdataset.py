@@ -48,6 +48,7 @@ INDEX_SUFFIX = ".idx"
 PICKLES = ("pickle", "pkl", "pt", "pth", "pyd")
 _END = bytes(2 * BLOCK)
 _BATCH_ROWS = 1024
+_BUFFER_BYTES = 1 << 20
 _JSON, _ARRAY, _BYTES = "json", "npy", "bytes"
 _SHARD = re.compile(r"-(\d+)-of-\d+")
 # The key of a row, and an extension of an array, take 19 bytes of a name.
@@ -123,13 +124,17 @@ class WebDatasetFormat(PlainFormat):
         match = _SHARD.search(path)
         prefix = match[1] if match else "00000"
         sizes: list[int] = []
-        with ShardFile(directory, path) as file:
+        with (
+            ShardFile(directory, path) as file,
+            # A write of each row would take most of the time of small rows.
+            pa.BufferedOutputStream(pa.PythonFile(file, "w"), _BUFFER_BYTES) as sink,
+        ):
             for batch in rebatch(batches, rows=_BATCH_ROWS):
                 for members in _rows_of_members(batch, layout):
                     row = _encode_row(f"{prefix}-{len(sizes):08d}", members)
-                    file.write(row)
+                    sink.write(row)
                     sizes.append(len(row))
-            file.write(_END)
+            sink.write(_END)
         offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype("<u8")
         with ShardFile(directory, path + INDEX_SUFFIX) as index:
             index.write(offsets.tobytes())

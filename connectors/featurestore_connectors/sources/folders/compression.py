@@ -139,4 +139,4 @@ class _ZipStream(_Stream):
 
 def _is_data(member: zipfile.ZipInfo) -> bool:
     """Return whether an entry is a file that is not hidden, unlike those that macOS adds."""
-    return not member.is_dir() and all(map(is_visible, member.filename.split("/")))
+    return not member.filename.endswith("/") and all(map(is_visible, member.filename.split("/")))

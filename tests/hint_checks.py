@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 FOREIGN = {"open", "read_text", "compile", "predict", "argmax", "join", "TFRecordDataset", "set"}
 FOREIGN |= {"rename_axis", "collect", "to_frame", "toDF", "reshape", "select", "index", "get"}
 FOREIGN |= {"pd", "DataFrame", "stop", "append", "hole", "dumps", "toArrow", "value_counts"}
-FOREIGN |= {"replace", "Path", "eval"}
+FOREIGN |= {"replace", "Path", "eval", "from_list"}
 # Arguments of other libraries' functions, and setting names before an equals sign.
 OTHER_ARGUMENTS = {
     "column_list",

@@ -156,8 +156,7 @@ class SampleDecoder:
                 text = None if content is None else content.decode()
             except UnicodeDecodeError:
                 reasons[row] = "the bytes are not UTF-8"
-            is_text = text is None or pat.is_string(column.kind)
-            texts.append(text if is_text else text.strip())
+            texts.append(text if text is None or pat.is_string(column.kind) else text.strip())
         values, bad = parse_texts(
             pa.array(texts, pa.string()), column.kind, text_rules(column, self._options)
         )
@@ -189,12 +188,12 @@ def _decode_arrays(
             array = None if content is None else read_array(content)
         except ValueError as error:
             reasons[row] = str(error)
-        is_number = array is None or (
+        if array is not None and not (
             np.can_cast(array.dtype, item, "safe") and _has_shape(array.shape, dtype)
-        )
-        if not is_number:
+        ):
             reasons[row] = f"an array of {array.dtype} and shape {array.shape} is not {dtype}"
-        arrays.append(array if is_number else None)
+            array = None
+        arrays.append(array)
     valid = np.array([array is not None for array in arrays], np.bool_)
     shape = array_shape(dtype)
     if array_item_type(dtype) == innermost_type(dtype) and valid.any():

@@ -18,7 +18,6 @@ from crc32c import crc32c
 from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane, ShardProblem
 from featurestore.plugins.plain import select_fields
-from featurestore.storage import files
 from featurestore.storage.mapped import checked_map, map_file
 from featurestore_connectors.tfrecord import fixed, items, wire
 from featurestore_connectors.tfrecord.layout import RecordLayout

@@ -355,7 +355,7 @@ def _commit_rows(
     commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
     if not commit.applied:
         if not target.contains_windows(group, spec, window):
-            # Runs of the same windows have the same transaction until one of them commits it. A
+            # Runs of the same windows have the same transaction until a run commits it. A
             # process that took over an earlier run, and was suspended, may revoke that of this run.
             raise JobLeased(
                 f"Another process considered this run of job {spec.name!r} dead, and revoked its "

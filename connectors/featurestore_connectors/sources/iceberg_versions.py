@@ -33,7 +33,7 @@ def find_version(table: Any, version: int | datetime | str, *, subject: str) -> 
         subject: Source and table, for errors.
 
     Raises:
-        SourceTableNotFound: There is no such snapshot, branch or tag; the message lists them.
+        SourceTableNotFound: No snapshot, branch or tag has this name; the message lists them.
     """
     references = table.refs()
     if isinstance(version, str):

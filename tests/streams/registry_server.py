@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import subprocess
+import sys
 import tempfile
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -100,8 +102,8 @@ def descriptors(text: str, imports: Mapping[str, str] | None = None) -> Mapping[
 
 @cache
 def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
+    import grpc_tools
     from google.protobuf import descriptor_pb2
-    from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -110,9 +112,16 @@ def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> Mapping[str, A
             path = folder / import_name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(import_text, encoding="utf-8")
-        known = Path(protoc.__file__).parent / "_proto"
-        arguments = ["protoc", f"-I{folder}", f"-I{known}", "--include_imports"]
-        if protoc.main([*arguments, f"--descriptor_set_out={folder}/out", *texts]):
+        known = Path(grpc_tools.__file__).parent / "_proto"
+        options = [
+            f"-I{folder}",
+            f"-I{known}",
+            "--include_imports",
+            f"--descriptor_set_out={folder}/out",
+        ]
+        # In a process with TensorFlow, whose Protobuf library has the same symbols, protoc crashes.
+        command = [sys.executable, "-m", "grpc_tools.protoc", *options, *texts]
+        if subprocess.run(command, check=False, capture_output=True).returncode:
             raise ValueError(f"protoc refuses {text}")
         files = descriptor_pb2.FileDescriptorSet.FromString((folder / "out").read_bytes())
     return {file.name: file for file in files.file}

@@ -78,10 +78,10 @@ def webdataset_shards(rows: pa.Table, directory: Path) -> tuple[Source, SourceQu
     (directory / "shards").mkdir()
     for number, part in enumerate((rows.slice(0, 40), rows.slice(40))):
         with tarfile.open(directory / "shards" / f"{number}.tar", "w") as archive:
-            for row in part.to_pylist():
+            for position, row in enumerate(part.to_pylist()):
                 members = {**row, "created_at": row["created_at"].isoformat()}
                 content = json.dumps(members).encode()
-                file = tarfile.TarInfo(f"orders/{row['id']}.json")
+                file = tarfile.TarInfo(f"orders/{position}.json")
                 file.size = len(content)
                 archive.addfile(file, io.BytesIO(content))
     # The keys are a column of their own.

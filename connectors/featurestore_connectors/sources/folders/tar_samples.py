@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from featurestore.errors import FeatureStoreError
 from featurestore.storage.tar_files import TarMember, TarReader
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.options import TableName
@@ -64,6 +65,8 @@ def read_samples(file: FolderFile, table: TableName, needed: NeededBytes) -> Ite
                         )
                     earlier.add(hash(key))
                 _add_file(sample, member, extension, reader, needed, table, file)
+    except FeatureStoreError:
+        raise
     except (OSError, ValueError, pa.ArrowException) as error:
         raise unreadable_file_error(file, table, error) from error
     if sample.number:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
 from featurestore.delta.datafile import file_path
+from featurestore.delta.replay import Replay
 from featurestore.delta.snapshot import replay_log
 from featurestore.errors import InvalidSourceFile
 from featurestore.storage import files
@@ -37,13 +39,24 @@ class TableFiles:
     version: int
     folder: str | None
 
+    @cached_property
+    def replay(self) -> Replay:
+        """The actions of the log."""
+        return replay_log(self.path, self.version)
+
+    @cached_property
+    def required_fields(self) -> dict[str, Mapping[str, Any]]:
+        """The top-level fields of the schema that have no nulls, by name."""
+        fields = json.loads((self.replay.metadata or {})["schemaString"])["fields"]
+        return {field["name"]: field for field in fields if not field["nullable"]}
+
 
 def check_required(
     batches: Iterator[pa.RecordBatch], table: TableFiles
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches, and refuse a null in a required column that a file lacks.
 
-    The log and the files are read only if a column has nulls.
+    The log is read, once, only if a column has nulls, and files only for a required one.
 
     Raises:
         InvalidSourceFile: The message has the file and the column.
@@ -59,16 +72,14 @@ def check_required(
 
 def _check_column(name: str, table: TableFiles) -> None:
     """Refuse a required column without values in a file or in the partition values of a file."""
-    replay = replay_log(table.path, table.version)
-    metadata = replay.metadata or {}
-    fields = json.loads(metadata["schemaString"])["fields"]
-    field = next((each for each in fields if each["name"] == name), None)
-    if field is None or field["nullable"]:
+    field = table.required_fields.get(name)
+    if field is None:
         return
+    metadata = table.replay.metadata or {}
     by_id = is_mapped_by_id(metadata)
     is_partition = name in metadata.get("partitionColumns", ())
     key = column_key(field, by_id=by_id and not is_partition)
-    for add in replay.adds.values():
+    for add in table.replay.adds.values():
         if is_partition:
             lacks_values = not (add.get("partitionValues") or {}).get(key)
         else:

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.huggingface_types import column_type, to_column
 from featurestore.arrow.json_text import JsonError, parse_json
-from featurestore.arrow.stream_messages import stream_batches
+from featurestore.arrow.stream_messages import ReadBytes, stream_batches
 from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile, UnsupportedType
 from featurestore.plugins.engine import TimeRange
@@ -81,26 +81,19 @@ class ArrowTable(FolderTable):
     ) -> Iterator[pa.RecordBatch]:
         file_schema = self._read_schema(file)
         self._compare_names(file, file_schema, [column.name for column in schema.in_files])
-        inside = [column for column in columns if column.name in file_schema.names]
-        for batch in self._batches(file, [column.name for column in inside]):
+        names = [column.name for column in columns if column.name in file_schema.names]
+        indices = sorted(map(file_schema.get_field_index, names))
+        for batch in self._batches(file, indices):
             yield self._convert(batch, columns, file)
 
-    def _batches(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield these columns of a file, one stored batch at a time."""
+    def _batches(self, file: FolderFile, indices: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of a file at these indices, one stored batch at a time."""
         try:
             with file.open() as stream:
-                options = None
-                if names:
-                    indices = [self._read_schema(file).get_field_index(name) for name in names]
-                    options = pa.ipc.IpcReadOptions(included_fields=sorted(indices))
+                options = pa.ipc.IpcReadOptions(included_fields=indices) if indices else None
                 reader = pa.ipc.open_stream(stream, options=options)
                 unread = stream.tell()
-
-                def read(start: int, size: int) -> bytes:
-                    stream.seek(start)
-                    return bytes(stream.read(size))
-
-                for position in stream_batches(read, size=file.status.size):
+                for position in stream_batches(_range_reader(stream), size=file.status.size):
                     if position.is_compressed or position.end - unread > _MAX_BATCH_BYTES:
                         raise self._large_batch_error(file, position.is_compressed)
                     # The reader continues with the dictionaries before the batch.
@@ -140,11 +133,7 @@ class ArrowTable(FolderTable):
         try:
             with file.open() as stream:
                 # The message of the schema is checked before Arrow allocates memory for it.
-                def read(start: int, size: int) -> bytes:
-                    stream.seek(start)
-                    return bytes(stream.read(size))
-
-                next(stream_batches(read, size=file.status.size), None)
+                next(stream_batches(_range_reader(stream), size=file.status.size), None)
                 stream.seek(0)
                 schema = pa.ipc.open_stream(stream).schema
                 _check_names(schema)
@@ -198,6 +187,14 @@ class ArrowTable(FolderTable):
         return self.table.invalid_file_error(
             f"{file.name}: column {column.name!r}: {reason}", hint=hint
         )
+
+
+def _range_reader(stream: Any) -> ReadBytes:
+    def read(start: int, size: int) -> bytes:
+        stream.seek(start)
+        return bytes(stream.read(size))
+
+    return read
 
 
 def _check_names(fields: Iterable[pa.Field]) -> None:

@@ -25,6 +25,7 @@ from featurestore.arrow.types import shaped_type
 from featurestore.errors import InvalidArgument, MissingExtra, UnsupportedType
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.testing.format_conformance import build_layout, build_manifest, list_files, write
+from tests.generated_tables import write_tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "formats.md"
 NOTHING = "nothing"
@@ -289,7 +290,6 @@ def table_text(headings: list[str], rows: list[list[str]]) -> str:
 
 def main() -> None:
     """Write the tables into the docs."""
-    text = DOCS.read_text(encoding="utf-8")
     known_formats, known_types = documented_formats(), documented_types()
     missing = ["?"] * (len(HEADINGS) - 1)
     formats = [
@@ -305,12 +305,7 @@ def main() -> None:
         "formats": table_text(HEADINGS, formats),
         "types": table_text(["feature type", *columns], types),
     }
-    for marker, table in tables.items():
-        pattern = rf"(<!-- {marker}: [^>]*-->\n\n).*?(\n\n<!-- end of {marker} -->)"
-        text = re.sub(
-            pattern, lambda match, t=table: match[1] + t + match[2], text, flags=re.DOTALL
-        )  # type: ignore[misc]
-    DOCS.write_text(text, encoding="utf-8")
+    write_tables(DOCS, tables)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ import pytest
 from featurestore import FeatureStore
 from featurestore.errors import FeatureStoreError, UnsupportedDataframe, UnsupportedType
 from featurestore.ingest import to_reader
-from featurestore.plugins.format import find_format
 from featurestore.plugins.source import SourceConfig, SourceQuery, find_source
-from featurestore.testing.format_cases import example_table, supported
+from tests.formats.input_rows import rows_of_inputs
 
 datasets = pytest.importorskip("datasets")
 
@@ -28,14 +27,7 @@ SAVED = "state.json"
 
 @pytest.mark.slow
 def test_datasets_loads_every_type_with_equal_rows(empty_store: FeatureStore) -> None:
-    table = example_table(supported(find_format("huggingface")), rows=2500)
-    # A list of timestamps is no input of a model.
-    names = [
-        field.name
-        for field in table.schema
-        if not (pa.types.is_nested(field.type) and "timestamp" in str(field.type))
-    ]
-    table = table.select(names).append_column("id", pa.array(range(2500)))
+    table = rows_of_inputs("huggingface", 2500)
     exported = empty_store.create_training_dataset(
         table,
         "types",

@@ -16,9 +16,9 @@ from featurestore import FeatureStore
 from featurestore.errors import FeatureStoreError, SourceError, SourceTableNotFound, UnsupportedType
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_source
-from featurestore.testing.format_cases import example_table, supported
 from featurestore.testing.format_conformance import FormatConformance
 from featurestore.testing.source_conformance import SourceConformance
+from tests.formats.input_rows import rows_of_inputs
 
 lance = pytest.importorskip("lance")
 
@@ -44,14 +44,7 @@ class TestLanceSource(SourceConformance):
 
 
 def test_lance_reads_every_type_with_equal_rows(empty_store: FeatureStore) -> None:
-    table = example_table(supported(find_format("lance")), rows=1500)
-    # A list of timestamps is no input of a model.
-    names = [
-        field.name
-        for field in table.schema
-        if not (pa.types.is_nested(field.type) and "timestamp" in str(field.type))
-    ]
-    table = table.select(names).append_column("id", pa.array(range(1500)))
+    table = rows_of_inputs("lance", 1500)
     exported = empty_store.create_training_dataset(
         table, "types", key="id", data_format="lance", splits={"train": 0.8, "test": 0.2}, shards=3
     )

@@ -24,7 +24,7 @@ from featurestore.errors import FeatureStoreError, UnsupportedType
 from featurestore.plugins.format import find_format
 from featurestore.plugins.source import SourceConfig, SourceQuery, find_source
 from featurestore.storage.tar_files import TarReader
-from featurestore.testing.format_cases import example_table, supported
+from tests.formats.input_rows import rows_of_inputs
 
 webdataset = pytest.importorskip("webdataset")
 
@@ -51,14 +51,7 @@ def json_value(value: Any, dtype: pa.DataType) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset closes no shard
 def test_webdataset_reads_every_type_with_equal_rows(empty_store: FeatureStore) -> None:
-    table = example_table(supported(find_format("webdataset")), rows=300)
-    # A list of timestamps is no input of a model.
-    names = [
-        field.name
-        for field in table.schema
-        if not (pa.types.is_nested(field.type) and "timestamp" in str(field.type))
-    ]
-    table = table.select(names).append_column("id", pa.array(range(300)))
+    table = rows_of_inputs("webdataset", 300)
     exported = empty_store.create_training_dataset(
         table, "types", key="id", data_format="webdataset", splits={"train": 0.8, "test": 0.2}
     )

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featurestore.errors import FeatureStoreError
 from featurestore.plugins.source import SourceQuery
+from tests.generated_tables import write_tables
 from tests.sources.source_writers import open_source
 
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "sources.md"
@@ -204,14 +204,7 @@ TABLES: dict[str, Callable[[], str]] = {"files": file_table, "inferred types": t
 
 def main() -> None:
     """Write the tables into the docs."""
-    text = DOCS.read_text(encoding="utf-8")
-    for marker, make in TABLES.items():
-        table: Any = make()
-        pattern = rf"(<!-- {marker}: [^>]*-->\n\n).*?(\n\n<!-- end of {marker} -->)"
-        text = re.sub(
-            pattern, lambda match, t=table: match[1] + t + match[2], text, flags=re.DOTALL
-        )  # type: ignore[misc]
-    DOCS.write_text(text, encoding="utf-8")
+    write_tables(DOCS, {name: make() for name, make in TABLES.items()})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import format_decimals
-from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
+from featurestore.errors import DatasetDamaged, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -37,6 +37,8 @@ from featurestore.plugins.format import (
 from featurestore.plugins.plain import (
     PlainFormat,
     combine_chunks,
+    damaged_shard_error,
+    empty_batch,
     plain_bytes_per_row,
     rebatch,
     select_fields,
@@ -59,11 +61,7 @@ class CsvFormat(PlainFormat):
     null = "empty"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        if compression is not None:
-            raise InvalidArgument(
-                f"compression={compression!r} is not supported for csv: it prevents random access.",
-                hint="compression=None, or data_format='parquet'",
-            )
+        self.refuse_compression(compression, ": it prevents random access")
         refused = [
             f"{field.name}: {field.type}" for field in schema if not _is_supported(field.type)
         ]
@@ -162,8 +160,7 @@ class CsvShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         schema = select_fields(self._schema, columns)
         if stop <= start or not columns:
-            arrays = [pa.array([], field.type) for field in schema]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
+            return empty_batch(schema)
         first, last = start // self._step, -(-stop // self._step)
         begin, end = int(self._offsets[first]), int(self._offsets[last])
         try:
@@ -177,10 +174,7 @@ class CsvShard:
             rows = table.slice(start - first * self._step, stop - start).combine_chunks()
             arrays = [_from_text(combine_chunks(rows[field.name]), field.type) for field in schema]
         except (pa.ArrowException, ValueError, OSError, RecursionError) as error:
-            raise DatasetDamaged(
-                f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be read: {error}.",
-                hint="featurestore td verify lists the damage",
-            ) from error
+            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.batches import without_hidden_values
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.stream_messages import StreamBatch, stream_batches
-from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
+from featurestore.errors import DatasetDamaged, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -33,9 +32,11 @@ from featurestore.plugins.format import (
 from featurestore.plugins.plain import (
     PlainFormat,
     combine_chunks,
+    damaged_shard_error,
+    empty_batch,
     plain_bytes_per_row,
-    rebatch,
     select_fields,
+    stored_batches,
     variable_length_columns,
 )
 from featurestore.storage.ranges import RangeFile
@@ -60,12 +61,7 @@ class HuggingFaceFormat(PlainFormat):
         return "arrow"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        if compression is not None:
-            raise InvalidArgument(
-                f"compression={compression!r} is not supported for huggingface: `datasets` maps its "
-                "files into memory.",
-                hint="compression=None, or data_format='parquet'",
-            )
+        self.refuse_compression(compression, ": `datasets` maps its files into memory")
         refused = [field.name for field in schema if _has_empty_struct(field.type)]
         if refused:
             raise UnsupportedType(
@@ -104,9 +100,8 @@ class HuggingFaceFormat(PlainFormat):
             pa.BufferedOutputStream(pa.PythonFile(file, "w"), _BUFFER_BYTES) as sink,
             pa.ipc.new_stream(sink, schema) as writer,
         ):
-            for batch in rebatch(batches, rows=layout["batch_rows"]):
-                arrays = [without_hidden_values(batch.column(name)) for name in schema.names]
-                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+            for batch in stored_batches(batches, schema, rows=layout["batch_rows"]):
+                writer.write_batch(batch)
                 rows += batch.num_rows
         return WrittenShard(file.written_file, rows)
 
@@ -162,20 +157,16 @@ def _has_empty_struct(dtype: pa.DataType) -> bool:
 
 def _state_of(split: ManifestSplit) -> dict[str, Any]:
     """Return the state of a split; its fingerprint identifies its bytes in caches of ``datasets``."""
+    digest = hashlib.sha256("".join(shard.sha256 for shard in split.shards).encode())
     return {
         "_data_files": [{"filename": posixpath.basename(shard.path)} for shard in split.shards],
-        "_fingerprint": _fingerprint(split),
+        "_fingerprint": digest.hexdigest()[:16],
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,
         "_output_all_columns": False,
         "_split": split.name,
     }
-
-
-def _fingerprint(split: ManifestSplit) -> str:
-    digest = hashlib.sha256("".join(shard.sha256 for shard in split.shards).encode())
-    return digest.hexdigest()[:16]
 
 
 def _write_json(directory: str, path: str, content: dict[str, Any]) -> WrittenFile:
@@ -204,18 +195,14 @@ class StreamShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         schema = select_fields(self._schema, columns)
         if stop <= start or not columns:
-            arrays = [pa.array([], field.type) for field in schema]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
+            return empty_batch(schema)
         first = start // self._batch_rows
         positions = self._batches[first : -(-stop // self._batch_rows)]
         try:
             batches = [self._read_batch(position, columns) for position in positions]
             table = pa.Table.from_batches(batches, schema)
         except (OSError, pa.ArrowException) as error:
-            raise DatasetDamaged(
-                f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be read: {error}.",
-                hint="featurestore td verify lists the damage",
-            ) from error
+            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
         rows = table.slice(start - first * self._batch_rows, stop - start)
         arrays = [combine_chunks(column) for column in rows.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -18,13 +18,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.batches import without_hidden_values
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import is_list_type
 from featurestore.errors import (
-    DatasetDamaged,
-    InvalidArgument,
     UnsupportedType,
     missing_extra,
 )
@@ -39,9 +36,11 @@ from featurestore.plugins.format import (
 from featurestore.plugins.plain import (
     PlainFormat,
     combine_chunks,
+    damaged_shard_error,
+    empty_batch,
     plain_bytes_per_row,
-    rebatch,
     select_fields,
+    stored_batches,
     variable_length_columns,
 )
 from featurestore.storage import files
@@ -68,12 +67,7 @@ class LanceFormat(PlainFormat):
     shard_folder = "data"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        if compression is not None:
-            raise InvalidArgument(
-                f"compression={compression!r} is not supported for lance, which chooses an encoding "
-                "for each page.",
-                hint="compression=None, or data_format='parquet'",
-            )
+        self.refuse_compression(compression, ", which chooses an encoding for each page")
         refused = [
             f"{field.name}: {field.type}" for field in schema if not _is_supported(field.type)
         ]
@@ -117,9 +111,8 @@ class LanceFormat(PlainFormat):
             # The library writes to a path, and the file is hashed while it is copied.
             local = os.path.join(folder, "shard.lance")
             with LanceFileWriter(local, schema=schema, version=layout["file_version"]) as writer:
-                for batch in rebatch(batches, rows=layout["batch_rows"]):
-                    arrays = [without_hidden_values(batch.column(name)) for name in schema.names]
-                    writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+                for batch in stored_batches(batches, schema, rows=layout["batch_rows"]):
+                    writer.write_batch(batch)
                     rows += batch.num_rows
             with ShardFile(directory, path) as file:
                 for chunk in files.read_chunks(local):
@@ -267,8 +260,7 @@ class LanceShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         schema = select_fields(self._schema, columns)
         if stop <= start or not columns:
-            arrays = [pa.array([], field.type) for field in schema]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
+            return empty_batch(schema)
         with self._damage(f"Rows {start:,} to {stop:,}"):
             reader = self._reader(tuple(sorted(set(columns), key=self._schema.names.index)))
             table = reader.read_range(start, stop - start).to_table()
@@ -295,10 +287,7 @@ class LanceShard:
             is_panic = type(error).__name__ == "PanicException"
             if not is_panic and not isinstance(error, Exception):
                 raise
-            raise DatasetDamaged(
-                f"{section} of the shard {self._path!r} cannot be read: {error}.",
-                hint="featurestore td verify lists the damage",
-            ) from error
+            raise damaged_shard_error(self._path, section, error) from error
 
     def close(self) -> None:
         self._readers.clear()

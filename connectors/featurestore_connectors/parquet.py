@@ -33,6 +33,8 @@ from featurestore.plugins.format import (
 from featurestore.plugins.plain import (
     PlainFormat,
     combine_chunks,
+    damaged_shard_error,
+    empty_batch,
     plain_bytes_per_row,
     rebatch,
     select_fields,
@@ -197,21 +199,14 @@ class ParquetShard:
                     table.slice(max(start - first, 0), min(stop, end) - max(start, first))
                 )
         if not slices:
-            empty = [pa.array([], field.type) for field in schema]
-            return pa.RecordBatch.from_arrays(empty, schema=schema)
+            return empty_batch(schema)
         try:
             table = pa.concat_tables(slices).combine_chunks()
             arrays = [cast_array(combine_chunks(table[field.name]), field.type) for field in schema]
         # A damaged footer has other names or types.
         except (KeyError, pa.ArrowException) as error:
-            raise self._damage(f"Rows {start:,} to {stop:,}", error) from error
+            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _damage(self, section: str, error: Exception) -> DatasetDamaged:
-        return DatasetDamaged(
-            f"{section} of the shard {self._path!r} cannot be read: {error}.",
-            hint="featurestore td verify lists the damage",
-        )
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         """Return a decoded row group, from the cache if possible."""
@@ -227,7 +222,7 @@ class ParquetShard:
                 # Arrow does not check that texts are UTF-8 while it reads them.
                 table.validate(full=True)
             except (OSError, pa.ArrowException) as error:
-                raise self._damage(f"Row group {group}", error) from error
+                raise damaged_shard_error(self._path, f"Row group {group}", error) from error
             with _lock:
                 _decoded[key] = table
                 while len(_decoded) > CACHED_ROW_GROUPS:

@@ -24,7 +24,7 @@ from featurestore.arrow.arrays import flatten_items, from_numpy
 from featurestore.arrow.json_rows import rows_from_json, rows_to_json
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import array_item_type, array_shape
-from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
+from featurestore.errors import DatasetDamaged, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -34,6 +34,8 @@ from featurestore.plugins.format import (
 )
 from featurestore.plugins.plain import (
     PlainFormat,
+    damaged_shard_error,
+    empty_batch,
     plain_bytes_per_row,
     rebatch,
     select_fields,
@@ -67,12 +69,7 @@ class WebDatasetFormat(PlainFormat):
         return "tar"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        if compression is not None:
-            raise InvalidArgument(
-                f"compression={compression!r} is not supported for webdataset: it prevents random "
-                "access.",
-                hint="compression=None, or data_format='parquet'",
-            )
+        self.refuse_compression(compression, ": it prevents random access")
         refused = []
         for field in schema:
             is_member = _storage(field.type, has_nulls=False) != _JSON
@@ -198,13 +195,10 @@ def _encode_arrays(array: pa.Array) -> list[bytes | None]:
 def _numpy_values(array: pa.Array) -> npt.NDArray[Any]:
     """Return arrays of one shape as an array of shape (rows, ...)."""
     # The items of null rows may be null.
-    items = pc.fill_null(flatten_items(array), False if _is_boolean(array.type) else 0)
+    is_boolean = pat.is_boolean(array_item_type(array.type))
+    items = pc.fill_null(flatten_items(array), False if is_boolean else 0)
     numbers = items.to_numpy(zero_copy_only=False)
     return numbers.reshape(len(array), *array_shape(array.type))
-
-
-def _is_boolean(dtype: pa.DataType) -> bool:
-    return bool(pat.is_boolean(array_item_type(dtype)))
 
 
 def _npy_header(dtype: pa.DataType) -> bytes:
@@ -249,16 +243,12 @@ class TarShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         schema = select_fields(self._schema, columns)
         if stop <= start or not columns:
-            arrays = [pa.array([], field.type) for field in schema]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
+            return empty_batch(schema)
         try:
             rows = self._read_members(start, stop, schema)
             arrays = self._decode(rows, schema)
         except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
-            raise DatasetDamaged(
-                f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be read: {error}.",
-                hint="featurestore td verify lists the damage",
-            ) from error
+            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _read_members(self, start: int, stop: int, schema: pa.Schema) -> list[dict[str, bytes]]:

@@ -57,6 +57,14 @@ class PlainFormat:
         """Return the expected bytes per row in the layout."""
         return float(layout["mean_bytes"])
 
+    def refuse_compression(self, compression: str | None, reason: str) -> None:
+        """Raise InvalidArgument if a compression is requested; ``reason`` continues the sentence."""
+        if compression is not None:
+            raise InvalidArgument(
+                f"compression={compression!r} is not supported for {self.name}{reason}.",
+                hint="compression=None, or data_format='parquet'",
+            )
+
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         """Open a shard for reading; subclasses override this method."""
         raise NotImplementedError
@@ -93,6 +101,34 @@ class PlainFormat:
     def refuse_reading(self, layout: Layout) -> str | None:
         """Return None, because random access to rows is supported."""
         return None
+
+
+def damaged_shard_error(path: str, section: str, error: BaseException) -> DatasetDamaged:
+    """Return the error for a section of a shard, such as its rows, that cannot be read."""
+    return DatasetDamaged(
+        f"{section} of the shard {path!r} cannot be read: {error}.",
+        hint="featurestore td verify lists the damage",
+    )
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch without rows."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def stored_batches(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of ``rows`` rows, with buffers that depend on values only."""
+    import pyarrow as pa
+
+    from featurestore.arrow.batches import without_hidden_values
+
+    for batch in rebatch(batches, rows=rows):
+        arrays = [without_hidden_values(batch.column(name)) for name in schema.names]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:

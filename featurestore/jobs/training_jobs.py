@@ -27,7 +27,7 @@ from featurestore.model.failure_action import OnFailure, parse_on_failure
 from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
-from featurestore.model.requests import TrainingDatasetRequest, TrainingJobRequest
+from featurestore.model.requests import TrainingJobRequest, TrainingRequest
 from featurestore.model.times import parse_duration
 from featurestore.registry import runs, training_datasets
 from featurestore.registry.runs import Run
@@ -162,9 +162,9 @@ def _write_dataset(run: JobRun) -> RunOutput:
     return RunOutput(rows, dataset.version, dataset.version)
 
 
-def _build_request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
+def _build_request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingRequest:
     """Build the request for the next version from the return value of the job function."""
-    argument_names = {each.name for each in fields(TrainingDatasetRequest)} - {"name"}
+    argument_names = {each.name for each in fields(TrainingRequest)} - {"name"}
     unknown = [key for key in arguments if key not in argument_names]
     if unknown:
         raise InvalidJob(
@@ -173,7 +173,7 @@ def _build_request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatas
             hint=f"available: {listing(sorted(argument_names))}",
         )
     defaults = {"description": spec.description, "tags": dict(spec.tags)}
-    return TrainingDatasetRequest(name=spec.target, **{**defaults, **arguments})
+    return TrainingRequest(name=spec.target, **{**defaults, **arguments})
 
 
 def _unchanged_version(latest: int) -> RunOutput:

@@ -9,19 +9,51 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from featurestore.errors import InvalidSplit
 from featurestore.model.failure_action import OnFailure
 from featurestore.model.job import Closed, JobMode, OnError
 from featurestore.model.names import check_name
+from featurestore.model.on_demand import OnDemandFeature
+from featurestore.model.plan import JoinKind
 from featurestore.model.source import SourceInput
 from featurestore.model.times import parse_moment
+from featurestore.model.window_features import WindowFeature
+
+# A feature reference, an aggregate from ``window(...)``, or an on-demand feature.
+RequestedFeature = str | WindowFeature | OnDemandFeature
+# A column, or one time for all labels.
+LabelTime = str | datetime | date
+AsOf = datetime | str | Mapping[str, int | datetime | str]
+Keys = str | Sequence[str] | Mapping[str, str]
+JoinKey = Keys | Mapping[str, Keys]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingDatasetRequest:
+class RowsRequest:
+    """The rows for which features are retrieved: the arguments of ``FeatureView.get_features``."""
+
+    labels: object | None = None
+    label_time: LabelTime | None = None
+    as_of: AsOf | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalRequest(RowsRequest):
+    """The arguments of ``FeatureStore.get_features``, except the form of the result."""
+
+    features: RequestedFeature | Sequence[RequestedFeature]
+    versions: Mapping[str, int] | None = None
+    join_key: JoinKey | None = None
+    join: JoinKind = "left"
+    include_keys: bool = False
+    created_time_filter: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
     """The arguments of ``FeatureStore.create_training_dataset``, except data and callback."""
 
     name: str

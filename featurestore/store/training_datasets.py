@@ -119,13 +119,13 @@ class TrainingDatasetCalls(StoreBase):
         >>> (dataset.version, sum(dataset.num_rows(split) for split in dataset.splits))
         (1, 4)
         """
-        from featurestore.model.requests import TrainingDatasetRequest
+        from featurestore.model.requests import TrainingRequest
         from featurestore.storage.failures import warn_after_publication
         from featurestore.training.create import create
         from featurestore.training.export.label_checks import describe_text_labels
 
         refuse_name_before_data(data, name, call="create_training_dataset")
-        request = TrainingDatasetRequest(
+        request = TrainingRequest(
             name=name,
             label=label,
             features=features,

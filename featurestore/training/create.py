@@ -24,7 +24,7 @@ from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest, MissingLabels
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source
-from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.requests import TrainingRequest
 from featurestore.model.threads import start_thread
 from featurestore.model.validation import FeatureComparison, ValidationReport, describe
 from featurestore.plugins.engine import Engine, Relation
@@ -93,7 +93,7 @@ class ExportChecks:
 def create(
     session: Session,
     data: object,
-    options: TrainingDatasetRequest,
+    options: TrainingRequest,
     *,
     progress: bool | Report | None = None,
 ) -> TrainingDataset:
@@ -141,7 +141,7 @@ def create(
     return TrainingDataset(directory, manifest, session)
 
 
-def check_expectations(options: TrainingDatasetRequest) -> ExportChecks:
+def check_expectations(options: TrainingRequest) -> ExportChecks:
     """Parse the expectations and the policy of a request.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
-from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.requests import TrainingRequest
 from featurestore.progress import show_progress
 from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
@@ -243,7 +243,7 @@ class FeatureView(ServedView):
         # A dataset may override the transformations of the view; {} means none.
         if transformations is None:
             transformations = self.transformations
-        request = TrainingDatasetRequest(
+        request = TrainingRequest(
             name=name,
             label=self._spec.label or None,
             features=features,

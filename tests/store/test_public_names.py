@@ -19,10 +19,13 @@ import pytest
 import featurestore
 from featurestore.model.requests import (
     FeatureJobRequest,
-    TrainingDatasetRequest,
+    RetrievalRequest,
+    RowsRequest,
     TrainingJobRequest,
+    TrainingRequest,
 )
 from featurestore.store import FeatureStore, connect
+from featurestore.views import FeatureView
 
 PARAMETERS = {
     "add_online_store": "name uri * secret",
@@ -274,7 +277,10 @@ def test_request_fields_match_call_arguments(subtests: pytest.Subtests) -> None:
         (featurestore.job, FeatureJobRequest, set()),
         (featurestore.sql_job, FeatureJobRequest, {"sql"}),
         (featurestore.training_job, TrainingJobRequest, set()),
-        (FeatureStore.create_training_dataset, TrainingDatasetRequest, {"data", "progress"}),
+        (FeatureStore.create_training_dataset, TrainingRequest, {"data", "progress"}),
+        (FeatureStore.get_features, RetrievalRequest, {"dataframe_type", "verify"}),
+        (FeatureStore.explain_features, RetrievalRequest, set()),
+        (FeatureView.get_features, RowsRequest, {"dataframe_type"}),
     ]
     for call, request_type, extra_arguments in requests:
         with subtests.test(call.__name__):

@@ -32,7 +32,7 @@ from featurestore.errors import (
 )
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.manifest import MissingLabels
-from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
+from featurestore.model.requests import TimeSplit, TrainingRequest
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.request import check_request
@@ -331,7 +331,7 @@ def test_write_shards_rows_differing_from_counts_raises(
     """Also if every shard received its number of rows."""
     rows, engine = example(200), empty_store.session.engine
     splits = {"train": 0.5, "test": 0.5}
-    requested = TrainingDatasetRequest(
+    requested = TrainingRequest(
         name="d", data_format="parquet", splits=splits, split_by="user", key="at", shards=2
     )
     request = check_request(requested, schema=rows.schema)
@@ -382,7 +382,7 @@ def test_killed_task_attempt_files_are_removed(empty_store: FeatureStore, exampl
 def test_shard_count_targets_128_mib_in_multiples_of_8(
     empty_store: FeatureStore, rows: int, bytes_per_row: int, expected: int
 ) -> None:
-    requested = TrainingDatasetRequest(name="d", data_format="parquet")
+    requested = TrainingRequest(name="d", data_format="parquet")
     request = check_request(requested, schema=pa.schema([("x", pa.int64())]))
     assert request.choose_shard_count(rows, bytes_per_row=bytes_per_row) == expected
     assert replace(request, rows_per_shard=7).choose_shard_count(50, bytes_per_row=1) == 8

@@ -22,7 +22,7 @@ from featurestore.model.featuregroup import check_tags, normalize_tags
 from featurestore.model.manifest import DROP, MISSING_LABELS
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
-from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
+from featurestore.model.requests import TimeSplit, TrainingRequest
 from featurestore.model.roles import Role, RoleRequest, assign_roles
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
@@ -94,7 +94,7 @@ class ExportRequest:
 
 
 def check_request(
-    options: TrainingDatasetRequest,
+    options: TrainingRequest,
     *,
     schema: pa.Schema,
     known_roles: RoleRequest | None = None,
@@ -176,7 +176,7 @@ def _check_missing_labels(policy: str, labels: Sequence[str]) -> str:
     return policy
 
 
-def _check_numbers(options: TrainingDatasetRequest) -> None:
+def _check_numbers(options: TrainingRequest) -> None:
     for argument in ("shards", "rows_per_shard", "block_rows"):
         value = getattr(options, argument)
         if value is not None and not (_is_integer(value) and value >= 1):
@@ -196,7 +196,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _resolve_roles(
-    options: TrainingDatasetRequest, schema: pa.Schema, known_roles: RoleRequest
+    options: TrainingRequest, schema: pa.Schema, known_roles: RoleRequest
 ) -> RoleRequest:
     """Combine the column roles of the data and the caller, and check that all columns exist."""
     weights = to_column_names(options.weight)

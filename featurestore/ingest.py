@@ -302,11 +302,11 @@ def _detect_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> 
     )
     fields = []
     for field in relation.schema:
-        kind = field.type
+        dtype = field.type
         shape = shapes.get(field.name, ())
         for _ in shape:
-            kind = kind.value_type
-        fields.append(field.with_type(shaped_type(kind, shape)))
+            dtype = dtype.value_type
+        fields.append(field.with_type(shaped_type(dtype, shape)))
     return replace(relation, schema=pa.schema(fields))
 
 
@@ -823,14 +823,14 @@ def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> 
 
 
 def convert_array(
-    array: pa.Array, kind: pa.DataType, *, name: str = "", language: str = "pandas"
+    array: pa.Array, dtype: pa.DataType, *, name: str = "", language: str = "pandas"
 ) -> pa.Array:
     """Cast an array to a feature type without loss.
 
     Raises:
         UnsupportedType: A value does not fit (nanoseconds, a date with a time of day).
     """
-    if array.type == kind:
+    if array.type == dtype:
         return array
     if is_tensor(array.type):
         array = from_tensors(array)
@@ -838,15 +838,15 @@ def convert_array(
         array = array.storage
     try:
         if is_encoded(array.type):
-            convert = partial(convert_array, kind=kind, name=name, language=language)
+            convert = partial(convert_array, dtype=dtype, name=name, language=language)
             return decode(array, convert)
-        return cast_array(array, kind)
+        return cast_array(array, dtype)
     except CONVERSION_ERRORS as error:
         if isinstance(error, FeatureStoreError):
             raise
         # Arrow's messages may have several lines.
         first_line = str(error).partition("\n")[0].rstrip(".")
-        problem = f"of type {array.type} cannot be cast to {kind}: {first_line}"
+        problem = f"of type {array.type} cannot be cast to {dtype}: {first_line}"
         line = "cast the column to that type"
         if pat.is_timestamp(array.type) and array.type.unit == "ns":
             problem = f"{problem} (times are stored in microseconds)"
@@ -882,14 +882,14 @@ def _convert_batches(
             yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _contains_naive_time(kind: pa.DataType) -> bool:
-    if pat.is_timestamp(kind):
-        return kind.tz is None
-    if pat.is_dictionary(kind):
-        return _contains_naive_time(kind.value_type)
-    if not is_nested(kind):
+def _contains_naive_time(dtype: pa.DataType) -> bool:
+    if pat.is_timestamp(dtype):
+        return dtype.tz is None
+    if pat.is_dictionary(dtype):
+        return _contains_naive_time(dtype.value_type)
+    if not is_nested(dtype):
         return False
-    return any(_contains_naive_time(kind.field(index).type) for index in range(kind.num_fields))
+    return any(_contains_naive_time(dtype.field(index).type) for index in range(dtype.num_fields))
 
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:

@@ -174,13 +174,13 @@ def find_shape_mismatch(
 
 def from_tensors(column: Any) -> pa.Array:
     """Convert fixed-shape tensors to fixed-size lists, in logical axis order."""
-    kind = column.type
-    shape = tuple(kind.shape)
+    dtype = column.type
+    shape = tuple(dtype.shape)
     storage = column.storage
     flat = flatten_items(storage).to_numpy(zero_copy_only=False).reshape(len(column), *shape)
     # Tensors are stored in physical axis order.
-    if kind.permutation is not None:
-        flat = flat.transpose([0, *(axis + 1 for axis in kind.permutation)])
+    if dtype.permutation is not None:
+        flat = flat.transpose([0, *(axis + 1 for axis in dtype.permutation)])
     return from_numpy(flat, valid=np.asarray(storage.is_valid()))
 
 
@@ -260,15 +260,15 @@ def numbers_to_arrow(array: Any, *, nan_is_null: bool = False) -> pa.Array:
     return pa.array(np.ascontiguousarray(array), mask=mask, from_pandas=nan_is_null)
 
 
-def is_list_of_numbers(kind: pa.DataType) -> bool:
+def is_list_of_numbers(dtype: pa.DataType) -> bool:
     """Return whether a type is a variable-size list, at each depth, of numbers.
 
     >>> is_list_of_numbers(pa.list_(pa.list_(pa.int8()))), is_list_of_numbers(pa.list_(pa.string()))
     (True, False)
     """
-    if not is_variable_size_list(kind):
+    if not is_variable_size_list(dtype):
         return False
-    return is_number(kind.value_type) or is_list_of_numbers(kind.value_type)
+    return is_number(dtype.value_type) or is_list_of_numbers(dtype.value_type)
 
 
 def find_uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
@@ -304,10 +304,10 @@ def to_uniform_shape(column: pa.Array) -> pa.Array | None:
     shape = find_uniform_shape(column)
     if shape is None:
         return None
-    kind = column.type
+    dtype = column.type
     for _ in shape:
-        kind = kind.value_type
-    return cast_array(column, shaped_type(kind, shape))
+        dtype = dtype.value_type
+    return cast_array(column, shaped_type(dtype, shape))
 
 
 @dataclass(frozen=True)

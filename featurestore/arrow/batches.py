@@ -189,11 +189,13 @@ def _to_matrix(array: Any) -> Any | None:
     return inner.to_numpy().reshape(len(array), items)
 
 
-def _has_nested_fixed_lists(kind: pa.DataType) -> bool:
+def _has_nested_fixed_lists(dtype: pa.DataType) -> bool:
     """Return whether a type contains fixed-size lists of fixed-size lists."""
-    if pat.is_fixed_size_list(kind) and pat.is_fixed_size_list(kind.value_type):
+    if pat.is_fixed_size_list(dtype) and pat.is_fixed_size_list(dtype.value_type):
         return True
-    return any(_has_nested_fixed_lists(kind.field(index).type) for index in range(kind.num_fields))
+    return any(
+        _has_nested_fixed_lists(dtype.field(index).type) for index in range(dtype.num_fields)
+    )
 
 
 def _copy_array(array: Any) -> Any:
@@ -202,16 +204,16 @@ def _copy_array(array: Any) -> Any:
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
-def _matrix_to_lists(rows: Any, kind: pa.DataType) -> Any:
+def _matrix_to_lists(rows: Any, dtype: pa.DataType) -> Any:
     """Convert a matrix (rows, items) to nested fixed-size lists of a type."""
     kinds = []
-    while pat.is_fixed_size_list(kind):
-        kinds.append(kind)
-        kind = kind.value_type
+    while pat.is_fixed_size_list(dtype):
+        kinds.append(dtype)
+        dtype = dtype.value_type
     lengths = [len(rows)]
     for list_type in kinds[:-1]:
         lengths.append(lengths[-1] * list_type.list_size)
-    values = pa.array(rows.reshape(-1), kind)
+    values = pa.array(rows.reshape(-1), dtype)
     for list_type, length in zip(reversed(kinds), reversed(lengths), strict=True):
         values = pa.Array.from_buffers(list_type, length, [None], 0, children=[values])
     return values
@@ -283,13 +285,13 @@ def _combine_batches(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
 
 
-def _has_nested_structs(kind: pa.DataType, *, inside: bool = False) -> bool:
+def _has_nested_structs(dtype: pa.DataType, *, inside: bool = False) -> bool:
     """Return whether a type contains structs within structs."""
-    is_struct = pat.is_struct(kind)
+    is_struct = pat.is_struct(dtype)
     if is_struct and inside:
         return True
-    for index in range(kind.num_fields):
-        if _has_nested_structs(kind.field(index).type, inside=inside or is_struct):
+    for index in range(dtype.num_fields):
+        if _has_nested_structs(dtype.field(index).type, inside=inside or is_struct):
             return True
     return False
 

@@ -36,17 +36,17 @@ def time_columns(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(field.name for field in schema if contains_times(field.type))
 
 
-def contains_times(kind: pa.DataType) -> bool:
+def contains_times(dtype: pa.DataType) -> bool:
     """Return whether a type is, or contains, a timestamp or date type.
 
     >>> contains_times(pa.list_(pa.date32())), contains_times(pa.int64())
     (True, False)
     """
-    if is_encoded(kind):
-        return contains_times(kind.value_type)
-    if is_nested(kind):
-        return any(contains_times(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pat.is_timestamp(kind) or pat.is_date(kind))
+    if is_encoded(dtype):
+        return contains_times(dtype.value_type)
+    if is_nested(dtype):
+        return any(contains_times(dtype.field(index).type) for index in range(dtype.num_fields))
+    return bool(pat.is_timestamp(dtype) or pat.is_date(dtype))
 
 
 def find_out_of_range(array: pa.Array) -> int | None:
@@ -258,15 +258,15 @@ def _integers_and_bounds(
 
 def _iter_time_leaves(array: pa.Array) -> Iterator[pa.Array]:
     """Yield the times of an array, flattened from lists and structs."""
-    kind = array.type
-    if not contains_times(kind):
+    dtype = array.type
+    if not contains_times(dtype):
         return
-    if is_encoded(kind):
+    if is_encoded(dtype):
         yield from _iter_time_leaves(decode(array, lambda values: values))
-    elif pat.is_struct(kind):
+    elif pat.is_struct(dtype):
         for field in array.flatten():
             yield from _iter_time_leaves(field)
-    elif is_nested(kind):
+    elif is_nested(dtype):
         yield from _iter_time_leaves(array.flatten())
     else:
         yield array
@@ -280,28 +280,28 @@ def _format_out_of_range(array: pa.Array) -> Iterator[str]:
             yield _format_time(int(number), leaves.type)
 
 
-def _format_time(number: int, kind: pa.DataType) -> str:
-    unit = "D" if pat.is_date32(kind) else "ms"
-    if pat.is_timestamp(kind):
-        unit = kind.unit
+def _format_time(number: int, dtype: pa.DataType) -> str:
+    unit = "D" if pat.is_date32(dtype) else "ms"
+    if pat.is_timestamp(dtype):
+        unit = dtype.unit
     text = str(np.datetime64(number, cast(Any, unit)))
     if text == "NaT":  # the least number, which numpy takes for no time
         return f"{number} {unit} since 1970"
     return text
 
 
-def _fixed_cell_bytes(kind: pa.DataType) -> int | None:
+def _fixed_cell_bytes(dtype: pa.DataType) -> int | None:
     """Return the fixed cell size of a type in bytes, or None for variable-size types."""
-    if pat.is_fixed_size_list(kind):
-        width = _fixed_cell_bytes(kind.value_type)
-        return None if width is None else kind.list_size * width
-    if pat.is_struct(kind):
-        widths = [_fixed_cell_bytes(kind.field(index).type) for index in range(kind.num_fields)]
+    if pat.is_fixed_size_list(dtype):
+        width = _fixed_cell_bytes(dtype.value_type)
+        return None if width is None else dtype.list_size * width
+    if pat.is_struct(dtype):
+        widths = [_fixed_cell_bytes(dtype.field(index).type) for index in range(dtype.num_fields)]
         known_widths = [width for width in widths if width is not None]
         return sum(known_widths) if len(known_widths) == len(widths) else None
-    if is_nested(kind):
+    if is_nested(dtype):
         return None
     try:
-        return (int(kind.bit_width) + 7) // 8
+        return (int(dtype.bit_width) + 7) // 8
     except ValueError:  # strings and bytes have no fixed width
         return None

@@ -47,40 +47,40 @@ def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_array(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Cast an array; raise ``pa.ArrowInvalid`` for values that do not fit.
 
     >>> cast_array(pa.array([[1, 2], None]), pa.list_(pa.int64(), 2)).type
     FixedSizeListType(fixed_size_list<item: int64>[2])
     """
-    if _is_same_type(array.type, kind):
+    if _is_same_type(array.type, dtype):
         return array
     if isinstance(array, pa.ExtensionArray):
-        return cast_array(array.storage, kind)
-    if pat.is_null(array.type) or pat.is_null(kind):
-        return _cast_nulls(array, kind)
+        return cast_array(array.storage, dtype)
+    if pat.is_null(array.type) or pat.is_null(dtype):
+        return _cast_nulls(array, dtype)
     if is_encoded(array.type):
-        return decode(array, partial(cast_array, kind=kind))
-    if is_nested(kind) and is_nested(array.type):
-        return _cast_nested(array, kind)
-    if pat.is_decimal(array.type) and is_exact(kind):
-        return _cast_decimals(array, kind)
-    if pat.is_integer(array.type) and pat.is_decimal(kind):
-        return _rescale(_integers_to_decimals(array), kind)
+        return decode(array, partial(cast_array, dtype=dtype))
+    if is_nested(dtype) and is_nested(array.type):
+        return _cast_nested(array, dtype)
+    if pat.is_decimal(array.type) and is_exact(dtype):
+        return _cast_decimals(array, dtype)
+    if pat.is_integer(array.type) and pat.is_decimal(dtype):
+        return _rescale(_integers_to_decimals(array), dtype)
     # pyarrow 14 cannot cast half floats.
     if pat.is_float16(array.type):
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
-        return pa.array(wider, mask=_null_mask(array)).cast(kind)
-    return cast_bytes(array, kind)
+        return pa.array(wider, mask=_null_mask(array)).cast(dtype)
+    return cast_bytes(array, dtype)
 
 
-def is_encoded(kind: pa.DataType) -> bool:
+def is_encoded(dtype: pa.DataType) -> bool:
     """Return whether the rows of a type refer to values: a dictionary, or runs of equal values.
 
     >>> is_encoded(pa.dictionary(pa.int8(), pa.string())), is_encoded(pa.string())
     (True, False)
     """
-    return pat.is_dictionary(kind) or str(kind).startswith("run_end_encoded")
+    return pat.is_dictionary(dtype) or str(dtype).startswith("run_end_encoded")
 
 
 def decode(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
@@ -113,7 +113,7 @@ def _decode_runs(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa
     return take_values(values, np.repeat(np.arange(runs), lengths))
 
 
-def cast_bytes(array: Any, kind: pa.DataType) -> Any:
+def cast_bytes(array: Any, dtype: pa.DataType) -> Any:
     """Cast an array like ``array.cast``, with a workaround for fixed-size binary slices.
 
     pyarrow 14 reads beyond the end of the array and crashes the process when it casts a slice of
@@ -126,7 +126,7 @@ def cast_bytes(array: Any, kind: pa.DataType) -> Any:
     """
     if _contains_fixed_binary(array.type):
         array = pa.concat_arrays([array, array.slice(0, 0)])
-    return array.cast(kind)
+    return array.cast(dtype)
 
 
 def _is_same_type(first: pa.DataType, second: pa.DataType) -> bool:
@@ -134,30 +134,30 @@ def _is_same_type(first: pa.DataType, second: pa.DataType) -> bool:
     return bool(first == second) and (not is_nested(first) or str(first) == str(second))
 
 
-def _cast_nulls(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_nulls(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     if array.null_count < len(array):
         raise pa.ArrowInvalid("a column of nulls has a value")
-    return pa.nulls(len(array), kind)
+    return pa.nulls(len(array), dtype)
 
 
-def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_nested(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Cast a list or struct, item by item."""
     if array.null_count == len(array):
         # Spark sends lists of nulls without an offsets buffer.
-        return pa.nulls(len(array), kind)
+        return pa.nulls(len(array), dtype)
     # pyarrow casts list views to lists without their last offset.
-    if pat.is_fixed_size_list(kind) and is_list_type(array.type):
-        return _cast_to_fixed_size(array, kind)
-    if pat.is_list(kind) and is_list_type(array.type):
-        return _cast_list(array, kind)
-    if pat.is_struct(kind) and pat.is_struct(array.type):
-        return _cast_struct(array, kind)
-    return cast_bytes(array, kind)
+    if pat.is_fixed_size_list(dtype) and is_list_type(array.type):
+        return _cast_to_fixed_size(array, dtype)
+    if pat.is_list(dtype) and is_list_type(array.type):
+        return _cast_list(array, dtype)
+    if pat.is_struct(dtype) and pat.is_struct(array.type):
+        return _cast_struct(array, dtype)
+    return cast_bytes(array, dtype)
 
 
-def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_to_fixed_size(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Cast lists to fixed-size lists; raise ``ArrowInvalid`` for other lengths."""
-    size = kind.list_size
+    size = dtype.list_size
     sizes = pc.list_value_length(array)
     differs = pc.not_equal(sizes, size)
     if pc.any(differs).as_py():
@@ -165,18 +165,18 @@ def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
         raise pa.ArrowInvalid(f"lists have lengths {wrong_sizes}, expected {size}")
     if array.null_count == 0:
         return pa.FixedSizeListArray.from_arrays(
-            cast_array(array.flatten(), kind.value_type), type=kind
+            cast_array(array.flatten(), dtype.value_type), type=dtype
         )
-    values = cast_array(array.flatten(), kind.value_type)
+    values = cast_array(array.flatten(), dtype.value_type)
     if len(values) == 0:
-        return pa.nulls(len(array), kind)
+        return pa.nulls(len(array), dtype)
     # A null list has no values, but a null fixed-size list has value slots, which may hold
     # anything.
     # A null row repeats the values of the last valid row before it.
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
     indices = (rows[:, None] * size + np.arange(size)).ravel()
     return pa.Array.from_buffers(
-        kind,
+        dtype,
         len(array),
         [_validity_bitmap(array)],
         array.null_count,
@@ -190,21 +190,21 @@ def _validity_bitmap(array: pa.Array) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little").tobytes())
 
 
-def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_list(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Cast lists of any layout to variable-size lists."""
     if pat.is_fixed_size_list(array.type):
         lengths = np.where(np.asarray(array.is_valid()), array.type.list_size, 0)
     else:
         lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
-    values = cast_array(array.flatten(), kind.value_type)
+    values = cast_array(array.flatten(), dtype.value_type)
     buffers = [_validity_bitmap(array), pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=[values])
+    return pa.Array.from_buffers(dtype, len(array), buffers, array.null_count, children=[values])
 
 
-def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_struct(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Cast the fields of structs, matched by name."""
-    fields = list(map(kind.field, range(kind.num_fields)))
+    fields = list(map(dtype.field, range(dtype.num_fields)))
     source_indices = {array.type.field(index).name: index for index in range(array.type.num_fields)}
     target_names = [field.name for field in fields]
     # Fields are matched by name, since their order may differ; a missing field is null.
@@ -225,29 +225,29 @@ def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(cast_children, fields=fields, mask=nulls)
 
 
-def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pat.is_decimal(kind):
-        return _rescale(array, kind)
+def _cast_decimals(array: pa.Array, dtype: pa.DataType) -> pa.Array:
+    if pat.is_decimal(dtype):
+        return _rescale(array, dtype)
     integers = _rescale(array, pa.decimal128(38, 0))
-    if pat.is_unsigned_integer(kind):
-        return _decimals_to_unsigned(integers, kind)
-    return integers.cast(pa.int64()).cast(kind)
+    if pat.is_unsigned_integer(dtype):
+        return _decimals_to_unsigned(integers, dtype)
+    return integers.cast(pa.int64()).cast(dtype)
 
 
-def _rescale(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _rescale(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Change precision and scale; raise ``ArrowInvalid`` if a value does not fit."""
-    added_digits = kind.scale - array.type.scale
+    added_digits = dtype.scale - array.type.scale
     if added_digits > 0:
         # Arrow does not detect 128-bit overflow when the scale increases.
-        integer_digits = kind.precision - added_digits
+        integer_digits = dtype.precision - added_digits
         if integer_digits > 0:
             array = array.cast(pa.decimal128(integer_digits, array.type.scale))
         elif pc.any(pc.not_equal(array, pa.scalar(0, array.type))).as_py():
-            raise pa.ArrowInvalid(f"a value does not fit {kind}")
-    return array.cast(kind)
+            raise pa.ArrowInvalid(f"a value does not fit {dtype}")
+    return array.cast(dtype)
 
 
-def _decimals_to_unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _decimals_to_unsigned(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Convert decimals of scale 0 to unsigned integers."""
     # A decimal is a little-endian 128-bit integer: of values from 0 to 2**64 - 1, the high word is
     # 0.
@@ -257,7 +257,7 @@ def _decimals_to_unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if words[valid, 1:].any():
         raise pa.ArrowInvalid("a value is outside the range of unsigned 64-bit integers")
     integers = pa.array(np.where(valid, words[:, 0], 0).astype("u8"), mask=_null_mask(array))
-    return integers.cast(kind)
+    return integers.cast(dtype)
 
 
 def _null_mask(array: pa.Array) -> Any:
@@ -279,7 +279,9 @@ def _integers_to_decimals(array: pa.Array) -> pa.Array:
     )
 
 
-def _contains_fixed_binary(kind: pa.DataType) -> bool:
-    if pat.is_fixed_size_binary(kind):
+def _contains_fixed_binary(dtype: pa.DataType) -> bool:
+    if pat.is_fixed_size_binary(dtype):
         return True
-    return any(_contains_fixed_binary(kind.field(number).type) for number in range(kind.num_fields))
+    return any(
+        _contains_fixed_binary(dtype.field(number).type) for number in range(dtype.num_fields)
+    )

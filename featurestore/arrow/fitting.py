@@ -92,13 +92,13 @@ def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
     types_by_name = dict(zip(columns.names, columns.types, strict=True))
     fields = []
     for field in schema:
-        kind = with_wider_decimals(field.type, types_by_name.get(field.name, field.type))
-        if kind is None:
+        dtype = with_wider_decimals(field.type, types_by_name.get(field.name, field.type))
+        if dtype is None:
             raise SchemaMismatch(
                 f"Column {field.name!r} of type {field.type} cannot be widened for values of type "
                 f"{types_by_name[field.name]}: decimals have at most 38 digits."
             )
-        fields.append(field.with_type(kind))
+        fields.append(field.with_type(dtype))
     return pa.schema(fields)
 
 
@@ -125,13 +125,13 @@ def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType 
     return pa.list_(first.value_field.with_type(item), size)
 
 
-def exact_in_float(kind: pa.DataType) -> int:
+def exact_in_float(dtype: pa.DataType) -> int:
     """Return the largest number up to which a float type represents every integer.
 
     >>> exact_in_float(pa.float32()) == 2**24
     True
     """
-    return _EXACT_IN_FLOAT64 if pat.is_float64(kind) else _EXACT_IN_FLOAT32
+    return _EXACT_IN_FLOAT64 if pat.is_float64(dtype) else _EXACT_IN_FLOAT32
 
 
 def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
@@ -161,11 +161,11 @@ def _fits_struct(source: pa.DataType, target: pa.DataType) -> bool:
     """Return whether the target has each field of the source, and only nullable fields besides."""
     source_types = {field.name: field.type for field in _fields(source)}
     for field in _fields(target):
-        kind = source_types.pop(field.name, None)
-        if not (field.nullable if kind is None else can_fit(kind, field.type)):
+        dtype = source_types.pop(field.name, None)
+        if not (field.nullable if dtype is None else can_fit(dtype, field.type)):
             return False
     return not source_types
 
 
-def _is_numeric(kind: pa.DataType) -> bool:
-    return bool(pat.is_integer(kind) or pat.is_floating(kind))
+def _is_numeric(dtype: pa.DataType) -> bool:
+    return bool(pat.is_integer(dtype) or pat.is_floating(dtype))

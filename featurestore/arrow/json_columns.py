@@ -183,34 +183,34 @@ class JsonColumns:
         return columns, reasons
 
     def _convert_column(
-        self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
+        self, values: list[Any], dtype: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
         """Convert values to an array; invalid values become null and have an error."""
-        if pat.is_struct(kind):
-            return self._convert_structs(values, kind, path, as_text=as_text)
-        if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-            return self._convert_lists(values, kind, path, as_text=as_text)
+        if pat.is_struct(dtype):
+            return self._convert_structs(values, dtype, path, as_text=as_text)
+        if pat.is_list(dtype) or pat.is_fixed_size_list(dtype):
+            return self._convert_lists(values, dtype, path, as_text=as_text)
         kinds: set[type] = set(map(type, values))
-        if not kinds.isdisjoint(_NUMBER_TEXTS) and not pat.is_string(kind):
-            if pat.is_decimal(kind):
-                return _convert_each(values, kind, path)
+        if not kinds.isdisjoint(_NUMBER_TEXTS) and not pat.is_string(dtype):
+            if pat.is_decimal(dtype):
+                return _convert_each(values, dtype, path)
             values = [parse_number(v) if isinstance(v, NumberText) else v for v in values]
             kinds = set(map(type, values))
-        if pat.is_string(kind) and as_text:
+        if pat.is_string(dtype) and as_text:
             values = [v if type(v) is str or v is None else to_json_text(v) for v in values]
             kinds = _STRING
         try:
-            array = _convert_all(values, kinds, kind)
+            array = _convert_all(values, kinds, dtype)
         except (pa.ArrowInvalid, OverflowError):
             array = None
         if array is not None:
             return array, {}
-        if pat.is_timestamp(kind) or pat.is_date(kind):
-            return self._convert_times(values, kind, path)
-        return _convert_each(values, kind, path)
+        if pat.is_timestamp(dtype) or pat.is_date(dtype):
+            return self._convert_times(values, dtype, path)
+        return _convert_each(values, dtype, path)
 
     def _convert_times(
-        self, values: list[Any], kind: pa.DataType, path: str
+        self, values: list[Any], dtype: pa.DataType, path: str
     ) -> tuple[pa.Array, _Reasons]:
         """Parse times in strings; other values are errors."""
         reasons: _Reasons = {}
@@ -219,27 +219,27 @@ class JsonColumns:
             is_valid_text = value is None or type(value) is str
             strings.append(value if is_valid_text else None)
             if not is_valid_text:
-                reasons[row] = _format_reason(path, value, kind)
+                reasons[row] = _format_reason(path, value, dtype)
         array, bad = parse_texts(
-            pa.array(strings, pa.string()), kind, self.rules_of.get(path, self.rules)
+            pa.array(strings, pa.string()), dtype, self.rules_of.get(path, self.rules)
         )
         for row, reason in bad.items():
             reasons[row] = f"{path}: {reason}"
         return array, reasons
 
     def _convert_lists(
-        self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
+        self, values: list[Any], dtype: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
         """Convert arrays: all items at once, then the lists."""
         reasons: _Reasons = {}
-        size = kind.list_size if pat.is_fixed_size_list(kind) else None
+        size = dtype.list_size if pat.is_fixed_size_list(dtype) else None
         items: list[Any] = []
         owners: list[int] = []
         offsets: list[int | None] = []
         for row, value in enumerate(values):
             is_list = type(value) is list
             if not is_list and value is not None:
-                reasons[row] = _format_reason(path, value, kind)
+                reasons[row] = _format_reason(path, value, dtype)
             elif is_list and size is not None and len(value) != size:
                 reasons[row] = f"{path} has {len(value)} values, not {size}"
             if not is_list or row in reasons:
@@ -250,23 +250,23 @@ class JsonColumns:
             # An invalid item is an error of the row that contains it.
             owners += [row] * len(value)
         offsets.append(len(items))
-        children, bad = self._convert_column(items, kind.value_type, f"{path}[]", as_text=as_text)
+        children, bad = self._convert_column(items, dtype.value_type, f"{path}[]", as_text=as_text)
         for index, reason in bad.items():
             reasons.setdefault(owners[index], reason)
         array = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), children)
-        return cast_array(array, kind), reasons
+        return cast_array(array, dtype), reasons
 
     def _convert_structs(
-        self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
+        self, values: list[Any], dtype: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
         """Convert objects to structs, field by field."""
         reasons: _Reasons = {}
         objects = []
         for row, value in enumerate(values):
             if type(value) is not dict and value is not None:
-                reasons[row] = _format_reason(path, value, kind)
+                reasons[row] = _format_reason(path, value, dtype)
             objects.append(value if type(value) is dict else {})
-        fields = [kind.field(number) for number in range(kind.num_fields)]
+        fields = [dtype.field(number) for number in range(dtype.num_fields)]
         names = [field.name for field in fields]
         columns, bad = self._convert_fields(
             objects, fields, f"{path}.", as_text=frozenset(names if as_text else ())
@@ -293,12 +293,12 @@ def parse_object(text: str | None, *, exact: bool = False) -> tuple[dict[str, An
     return value, None
 
 
-def _has_decimals(kind: pa.DataType) -> bool:
-    if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-        return _has_decimals(kind.value_type)
-    if pat.is_struct(kind):
-        return any(_has_decimals(kind.field(n).type) for n in range(kind.num_fields))
-    return bool(pat.is_decimal(kind))
+def _has_decimals(dtype: pa.DataType) -> bool:
+    if pat.is_list(dtype) or pat.is_fixed_size_list(dtype):
+        return _has_decimals(dtype.value_type)
+    if pat.is_struct(dtype):
+        return any(_has_decimals(dtype.field(n).type) for n in range(dtype.num_fields))
+    return bool(pat.is_decimal(dtype))
 
 
 class _PlainObjectParser:
@@ -310,8 +310,8 @@ class _PlainObjectParser:
     def __init__(self, schema: pa.Schema) -> None:
         self._names = schema.names
         kinds = [
-            pa.string() if pat.is_timestamp(kind) or pat.is_date(kind) else kind
-            for kind in schema.types
+            pa.string() if pat.is_timestamp(dtype) or pat.is_date(dtype) else dtype
+            for dtype in schema.types
         ]
         self._schema = pa.schema(list(zip(self._names, kinds, strict=True)))
         self.is_flat = 0 < len(schema) <= _MAX_COLUMNS and all(map(_is_flat, schema.types))
@@ -343,7 +343,7 @@ class _PlainObjectParser:
                 return None
             tables.append(table)
         if not tables:
-            return [pa.array([], kind) for kind in self._schema.types]
+            return [pa.array([], dtype) for dtype in self._schema.types]
         all_rows = pa.concat_tables(tables).combine_chunks()
         columns = [combine_chunks(all_rows.column(name)) for name in self._names]
         # Arrow reads a number beyond float32 as infinity.
@@ -369,10 +369,10 @@ class _PlainObjectParser:
         return table
 
 
-def _is_flat(kind: pa.DataType) -> bool:
-    is_time = pat.is_timestamp(kind) or pat.is_date(kind)
-    is_number = pat.is_integer(kind) or pat.is_float32(kind) or pat.is_float64(kind)
-    return bool(is_time or is_number or pat.is_boolean(kind) or pat.is_string(kind))
+def _is_flat(dtype: pa.DataType) -> bool:
+    is_time = pat.is_timestamp(dtype) or pat.is_date(dtype)
+    is_number = pat.is_integer(dtype) or pat.is_float32(dtype) or pat.is_float64(dtype)
+    return bool(is_time or is_number or pat.is_boolean(dtype) or pat.is_string(dtype))
 
 
 def _has_infinity(columns: Sequence[pa.Array]) -> bool:
@@ -380,53 +380,53 @@ def _has_infinity(columns: Sequence[pa.Array]) -> bool:
     return any(pc.any(pc.is_inf(column), min_count=0).as_py() for column in floats)
 
 
-def _convert_each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.Array, _Reasons]:
+def _convert_each(values: list[Any], dtype: pa.DataType, path: str) -> tuple[pa.Array, _Reasons]:
     """Convert values to an array one by one."""
     reasons: _Reasons = {}
     fitting: list[Any] = []
     for row, value in enumerate(values):
-        scalar = _convert_scalar(value, kind)
+        scalar = _convert_scalar(value, dtype)
         if scalar is None and value is not None:
-            reasons[row] = _format_reason(path, value, kind)
+            reasons[row] = _format_reason(path, value, dtype)
         fitting.append(scalar)
-    return pa.array(fitting, kind), reasons
+    return pa.array(fitting, dtype), reasons
 
 
-def _convert_scalar(value: Any, kind: pa.DataType) -> Any:
+def _convert_scalar(value: Any, dtype: pa.DataType) -> Any:
     """Convert a value to a type; return None if it does not fit."""
     if isinstance(value, NonFinite):
-        return float(value) if pat.is_floating(kind) else None
+        return float(value) if pat.is_floating(dtype) else None
     try:
-        if pat.is_decimal(kind):
+        if pat.is_decimal(dtype):
             if not isinstance(value, NumberText):
                 return None
-            return pa.array([Decimal(value)]).cast(kind)[0].as_py()
-        array = _convert_all([value], {type(value)}, kind)
+            return pa.array([Decimal(value)]).cast(dtype)[0].as_py()
+        array = _convert_all([value], {type(value)}, dtype)
     except (pa.ArrowInvalid, OverflowError, ArithmeticError):
         return None
     return None if array is None else array[0].as_py()
 
 
-def _convert_all(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.Array | None:
+def _convert_all(values: list[Any], kinds: set[type], dtype: pa.DataType) -> pa.Array | None:
     """Convert all values at once; return None if a value may not fit."""
-    if pat.is_string(kind) and kinds <= _STRING:
-        return pa.array(values, kind)
-    if pat.is_integer(kind) and kinds <= _INTEGER_ONLY:
-        return pa.array(values, kind)
-    if pat.is_boolean(kind) and kinds <= _BOOLEAN:
-        return pa.array(values, kind)
-    if pat.is_floating(kind) and kinds <= _NUMBER:
+    if pat.is_string(dtype) and kinds <= _STRING:
+        return pa.array(values, dtype)
+    if pat.is_integer(dtype) and kinds <= _INTEGER_ONLY:
+        return pa.array(values, dtype)
+    if pat.is_boolean(dtype) and kinds <= _BOOLEAN:
+        return pa.array(values, dtype)
+    if pat.is_floating(dtype) and kinds <= _NUMBER:
         # Arrow refuses integers that float64 cannot represent.
-        array = pa.array(values, pa.float64()).cast(kind)
+        array = pa.array(values, pa.float64()).cast(dtype)
         if not pc.any(pc.is_inf(array), min_count=0).as_py():
             return array
     return None
 
 
-def _format_reason(path: str, value: Any, kind: pa.DataType) -> str:
+def _format_reason(path: str, value: Any, dtype: pa.DataType) -> str:
     # The parser of the standard library returns infinity for numbers beyond float64.
     if isinstance(value, float) and math.isinf(value):
-        return f"{path} is a number outside the range of {kind}"
+        return f"{path} is a number outside the range of {dtype}"
     if isinstance(value, list | dict):
-        return f"{path} is {json_type_name(value)}, which is not {kind}"
-    return f"{path} is {json_type_name(value)} ({short_repr(value)}), which is not {kind}"
+        return f"{path} is {json_type_name(value)}, which is not {dtype}"
+    return f"{path} is {json_type_name(value)} ({short_repr(value)}), which is not {dtype}"

@@ -63,14 +63,14 @@ def is_almost_unlabeled(labeled: int, rows: int) -> bool:
 
 def _to_numbers(array: pa.Array) -> Floats | None:
     """Return numbers, booleans and times as float64 with NaN for nulls; None for other types."""
-    kind = array.type
-    if pat.is_date32(kind):
+    dtype = array.type
+    if pat.is_date32(dtype):
         array = array.cast(pa.int32())
-    elif pat.is_date(kind) or pat.is_timestamp(kind):
+    elif pat.is_date(dtype) or pat.is_timestamp(dtype):
         array = array.cast(pa.int64())
-    elif pat.is_boolean(kind):
+    elif pat.is_boolean(dtype):
         array = array.cast(pa.int8())
-    elif not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)):
+    elif not (pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_decimal(dtype)):
         return None
     floats = array.cast(pa.float64(), safe=False)
     return np.array(floats.to_numpy(zero_copy_only=False), np.float64)
@@ -78,8 +78,8 @@ def _to_numbers(array: pa.Array) -> Floats | None:
 
 def _to_codes(array: pa.Array) -> npt.NDArray[np.int64] | None:
     """Return the number of each distinct value, -1 for nulls; None for types without classes."""
-    kind = array.type
-    if not (pat.is_string(kind) or pat.is_boolean(kind) or pat.is_integer(kind)):
+    dtype = array.type
+    if not (pat.is_string(dtype) or pat.is_boolean(dtype) or pat.is_integer(dtype)):
         return None
     return np.asarray(array.dictionary_encode().indices.fill_null(-1)).astype(np.int64)
 

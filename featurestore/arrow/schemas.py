@@ -54,7 +54,7 @@ _NAMED_TYPES = (
     pa.timestamp("us", tz="UTC"),
     pa.null(),
 )
-_TYPES_BY_NAME = {str(kind): kind for kind in _NAMED_TYPES}
+_TYPES_BY_NAME = {str(dtype): dtype for dtype in _NAMED_TYPES}
 _DECIMAL_NAME = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 # Type aliases that users may write.
 _SHORT_NAMES = {
@@ -67,23 +67,23 @@ _SHORT_NAMES = {
 }
 
 
-def type_to_json(kind: pa.DataType) -> Any:
+def type_to_json(dtype: pa.DataType) -> Any:
     """Convert a feature type to JSON: a name, or an object for parametric types.
 
     >>> type_to_json(pa.list_(pa.float32(), 4))
     {'fixed_size_list': 'float', 'size': 4}
     """
-    if str(kind) in _TYPES_BY_NAME:
-        return str(kind)
-    if pat.is_decimal128(kind):
-        return {"decimal": [kind.precision, kind.scale]}
-    if pat.is_fixed_size_list(kind):
-        return {"fixed_size_list": type_to_json(kind.value_type), "size": kind.list_size}
-    if pat.is_list(kind):
-        return {"list": type_to_json(kind.value_type)}
-    if pat.is_struct(kind):
-        return {"struct": schema_to_json(map(kind.field, range(kind.num_fields)))}
-    raise TypeError(f"{kind} is not a feature type")
+    if str(dtype) in _TYPES_BY_NAME:
+        return str(dtype)
+    if pat.is_decimal128(dtype):
+        return {"decimal": [dtype.precision, dtype.scale]}
+    if pat.is_fixed_size_list(dtype):
+        return {"fixed_size_list": type_to_json(dtype.value_type), "size": dtype.list_size}
+    if pat.is_list(dtype):
+        return {"list": type_to_json(dtype.value_type)}
+    if pat.is_struct(dtype):
+        return {"struct": schema_to_json(map(dtype.field, range(dtype.num_fields)))}
+    raise TypeError(f"{dtype} is not a feature type")
 
 
 def type_from_json(data: Any) -> pa.DataType:

@@ -120,24 +120,24 @@ def has_finite_number(strings: pa.Array) -> bool:
 
 
 def parse_texts(
-    strings: pa.Array, kind: pa.DataType, rules: TextRules
+    strings: pa.Array, dtype: pa.DataType, rules: TextRules
 ) -> tuple[pa.Array, dict[int, str]]:
     """Parse strings of a type; return the values, and the error of each invalid row, which is null.
 
     >>> parse_texts(pa.array(["1", "x"]), pa.int64(), TextRules())[1]
     {1: "'x' is not int64"}
     """
-    if pat.is_string(kind):
+    if pat.is_string(dtype):
         return strings, {}
-    if pat.is_list(kind) or pat.is_struct(kind) or pat.is_binary(kind):
-        return pa.nulls(len(strings), kind), {0: f"strings cannot be parsed as {kind}"}
+    if pat.is_list(dtype) or pat.is_struct(dtype) or pat.is_binary(dtype):
+        return pa.nulls(len(strings), dtype), {0: f"strings cannot be parsed as {dtype}"}
     strings = clean = _copy_sliced(strings)
-    if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
+    if pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_decimal(dtype):
         clean = _normalize_numbers(strings, rules)
-    values, bad = _parse(clean, kind, rules)
+    values, bad = _parse(clean, dtype, rules)
     reasons = {}
     for row, reason in bad.items():
-        reasons[row] = f"{short_repr(strings[row].as_py())} is not {kind}{reason}"
+        reasons[row] = f"{short_repr(strings[row].as_py())} is not {dtype}{reason}"
     return values, reasons
 
 
@@ -168,34 +168,34 @@ def format_decimals(values: pa.Array) -> pa.Array:
     >>> format_decimals(pa.array([Decimal("-0.00000001")], pa.decimal128(20, 8))).to_pylist()
     ['-0.00000001']
     """
-    kind = values.type
+    dtype = values.type
     unscaled = pa.Array.from_buffers(
-        pa.decimal128(kind.precision, 0),
+        pa.decimal128(dtype.precision, 0),
         len(values),
         values.buffers(),
         values.null_count,
         offset=values.offset,
     ).cast(pa.string())
-    if kind.scale == 0:
+    if dtype.scale == 0:
         return unscaled
     # At least one digit before the point.
     digits = pc.utf8_lpad(
-        pc.utf8_ltrim(unscaled, characters="-"), width=kind.scale + 1, padding="0"
+        pc.utf8_ltrim(unscaled, characters="-"), width=dtype.scale + 1, padding="0"
     )
     sign = pc.if_else(pc.starts_with(unscaled, "-"), "-", "")
-    integer_part = pc.utf8_slice_codeunits(digits, 0, -kind.scale)
-    fraction = pc.utf8_slice_codeunits(digits, -kind.scale, None)
+    integer_part = pc.utf8_slice_codeunits(digits, 0, -dtype.scale)
+    fraction = pc.utf8_slice_codeunits(digits, -dtype.scale, None)
     return pc.binary_join_element_wise(sign, integer_part, ".", fraction, "")
 
 
-def decimal_text_length(kind: pa.DataType) -> int:
+def decimal_text_length(dtype: pa.DataType) -> int:
     """Return the maximum length of a decimal type's strings, in bytes.
 
     >>> decimal_text_length(pa.decimal128(2, 2))
     5
     """
-    digits = max(kind.precision, kind.scale + 1)
-    if kind.scale:
+    digits = max(dtype.precision, dtype.scale + 1)
+    if dtype.scale:
         return len("-.") + digits
     return len("-") + digits
 
@@ -264,16 +264,16 @@ def _any_true(mask: pa.Array) -> bool:
 
 
 def _parse(
-    strings: pa.Array, kind: pa.DataType, rules: TextRules
+    strings: pa.Array, dtype: pa.DataType, rules: TextRules
 ) -> tuple[pa.Array, dict[int, str]]:
     """Return the values, and details on each invalid row."""
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return _parse_timestamps(strings, rules)
-    if pat.is_date(kind) and rules.date_format is not None:
-        return _parse_with_format(strings, kind, rules.date_format)
-    pattern, cast = _grammar_and_cast(kind, declared=rules.declared)
+    if pat.is_date(dtype) and rules.date_format is not None:
+        return _parse_with_format(strings, dtype, rules.date_format)
+    pattern, cast = _grammar_and_cast(dtype, declared=rules.declared)
     bad = dict.fromkeys(_find_false_rows(pc.match_substring_regex(strings, f"^(?:{pattern})$")), "")
-    return _cast(strings, kind, cast, bad)
+    return _cast(strings, dtype, cast, bad)
 
 
 def _parse_timestamps(strings: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
@@ -306,7 +306,7 @@ def _parse_timestamps(strings: pa.Array, rules: TextRules) -> tuple[pa.Array, di
 
 
 def _parse_with_format(
-    strings: pa.Array, kind: pa.DataType, pattern: str
+    strings: pa.Array, dtype: pa.DataType, pattern: str
 ) -> tuple[pa.Array, dict[int, str]]:
     """Parse dates or timestamps with a ``strptime`` pattern."""
     values: list[Any] = []
@@ -315,8 +315,8 @@ def _parse_with_format(
         value = None if text is None else _strptime(text, pattern)
         if value is None and text is not None:
             bad[row] = f" in the format {pattern!r}"
-        values.append(value.date() if value is not None and pat.is_date(kind) else value)
-    return pa.array(values, kind), bad
+        values.append(value.date() if value is not None and pat.is_date(dtype) else value)
+    return pa.array(values, dtype), bad
 
 
 @lru_cache(maxsize=65_536)
@@ -336,7 +336,7 @@ def _find_false_rows(mask: pa.Array) -> list[int]:
 
 
 def _cast(
-    strings: pa.Array, kind: pa.DataType, cast: Cast, bad: dict[int, str]
+    strings: pa.Array, dtype: pa.DataType, cast: Cast, bad: dict[int, str]
 ) -> tuple[pa.Array, dict[int, str]]:
     """Cast strings, except the rows in ``bad``; return the rows where the cast fails, too."""
     if bad:
@@ -392,23 +392,23 @@ def _cast_timestamps(strings: pa.Array) -> pa.Array:
     return values
 
 
-def _grammar_and_cast(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
+def _grammar_and_cast(dtype: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
     """Return the grammar of a type, and the cast for strings that match it."""
-    if pat.is_boolean(kind):
+    if pat.is_boolean(dtype):
         pattern = f"{_TRUE}|{_FALSE}"
         if declared:
             pattern += "|0|1"
-        return pattern, lambda strings: pc.utf8_lower(strings).cast(kind)
-    if pat.is_integer(kind):
+        return pattern, lambda strings: pc.utf8_lower(strings).cast(dtype)
+    if pat.is_integer(dtype):
         return (_DECLARED_INTEGER if declared else _INTEGER), lambda strings: pc.utf8_ltrim(
             strings, "+"
-        ).cast(kind)
-    if pat.is_decimal(kind):
-        return _DECLARED_FLOAT, lambda strings: strings.cast(kind)
-    if pat.is_date(kind):
+        ).cast(dtype)
+    if pat.is_decimal(dtype):
+        return _DECLARED_FLOAT, lambda strings: strings.cast(dtype)
+    if pat.is_date(dtype):
         return _DATE, _cast_dates
     pattern = _DECLARED_FLOAT if declared else _FLOAT
-    return f"{pattern}|{_WORD}", lambda strings: _cast_floats(strings, kind)
+    return f"{pattern}|{_WORD}", lambda strings: _cast_floats(strings, dtype)
 
 
 def _cast_dates(strings: pa.Array) -> pa.Array:
@@ -418,9 +418,9 @@ def _cast_dates(strings: pa.Array) -> pa.Array:
     return strings.cast(pa.date32())
 
 
-def _cast_floats(strings: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_floats(strings: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Cast strings to floats; refuse numbers that become infinite."""
-    values = pc.utf8_ltrim(strings, "+").cast(kind)
+    values = pc.utf8_ltrim(strings, "+").cast(dtype)
     infinite = pc.is_inf(values)
     if _any_true(infinite) and not _all_true(
         pc.match_substring_regex(strings.filter(infinite), f"^{_WORD}$")

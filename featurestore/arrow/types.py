@@ -89,10 +89,10 @@ def feature_type(column_type: pa.DataType) -> pa.DataType | None:
     >>> feature_type(pa.duration("s")) is None
     True
     """
-    kind = _feature_type(column_type)
-    if kind is None or is_untyped(kind):
+    dtype = _feature_type(column_type)
+    if dtype is None or is_untyped(dtype):
         return None
-    return kind
+    return dtype
 
 
 def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
@@ -181,18 +181,18 @@ def can_be_key(feature: pa.DataType) -> bool:
     return not (pat.is_floating(feature) or is_nested(feature))
 
 
-def is_untyped(kind: pa.DataType) -> bool:
+def is_untyped(dtype: pa.DataType) -> bool:
     """Return whether a type is null, or a list or struct that contains null types.
 
     >>> is_untyped(pa.list_(pa.null())), is_untyped(pa.list_(pa.int8()))
     (True, False)
     """
-    if not is_nested(kind):
-        return bool(pat.is_null(kind))
-    return any(is_untyped(kind.field(index).type) for index in range(kind.num_fields))
+    if not is_nested(dtype):
+        return bool(pat.is_null(dtype))
+    return any(is_untyped(dtype.field(index).type) for index in range(dtype.num_fields))
 
 
-def is_nested(kind: pa.DataType) -> bool:
+def is_nested(dtype: pa.DataType) -> bool:
     """Return whether a type contains values of other types.
 
     Older releases of pyarrow overlook lists of a fixed size.
@@ -200,71 +200,71 @@ def is_nested(kind: pa.DataType) -> bool:
     >>> is_nested(pa.list_(pa.float32(), 3)), is_nested(pa.float32())
     (True, False)
     """
-    return bool(pat.is_nested(kind) or pat.is_fixed_size_list(kind))
+    return bool(pat.is_nested(dtype) or pat.is_fixed_size_list(dtype))
 
 
-def is_list_type(kind: pa.DataType) -> bool:
+def is_list_type(dtype: pa.DataType) -> bool:
     """Return whether a type is a list type, of variable or fixed size.
 
     >>> is_list_type(pa.list_(pa.int8(), 3)), is_list_type(pa.struct([]))
     (True, False)
     """
-    return is_variable_size_list(kind) or bool(pat.is_fixed_size_list(kind))
+    return is_variable_size_list(dtype) or bool(pat.is_fixed_size_list(dtype))
 
 
-def is_variable_size_list(kind: pa.DataType) -> bool:
+def is_variable_size_list(dtype: pa.DataType) -> bool:
     """Return whether a type is a variable-size list.
 
     >>> is_variable_size_list(pa.large_list(pa.int8())), is_variable_size_list(pa.list_(pa.int8(), 3))
     (True, False)
     """
     return bool(
-        pat.is_list(kind)
-        or pat.is_large_list(kind)
-        or str(kind).startswith(("list_view", "large_list_view"))
+        pat.is_list(dtype)
+        or pat.is_large_list(dtype)
+        or str(dtype).startswith(("list_view", "large_list_view"))
     )
 
 
-def is_exact(kind: pa.DataType) -> bool:
+def is_exact(dtype: pa.DataType) -> bool:
     """Return whether a type is an integer or decimal type, whose values are exact.
 
     >>> is_exact(pa.decimal128(4, 2)), is_exact(pa.float64())
     (True, False)
     """
-    return bool(pat.is_integer(kind) or pat.is_decimal(kind))
+    return bool(pat.is_integer(dtype) or pat.is_decimal(dtype))
 
 
-def is_number(kind: pa.DataType) -> bool:
+def is_number(dtype: pa.DataType) -> bool:
     """Return whether a type is numeric or boolean.
 
     >>> is_number(pa.bool_()), is_number(pa.string())
     (True, False)
     """
-    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind))
+    return bool(pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_boolean(dtype))
 
 
-def decimal_places(kind: pa.DataType) -> int:
+def decimal_places(dtype: pa.DataType) -> int:
     """Return the number of decimal places of a decimal type, 0 for other types.
 
     >>> decimal_places(pa.decimal128(4, 2)), decimal_places(pa.int64())
     (2, 0)
     """
-    return int(kind.scale) if pat.is_decimal(kind) else 0
+    return int(dtype.scale) if pat.is_decimal(dtype) else 0
 
 
-def integer_range(kind: pa.DataType) -> tuple[int, int]:
+def integer_range(dtype: pa.DataType) -> tuple[int, int]:
     """Return the minimum and maximum of an integer type.
 
     >>> integer_range(pa.int8())
     (-128, 127)
     """
-    bits = kind.bit_width
-    if pat.is_unsigned_integer(kind):
+    bits = dtype.bit_width
+    if pat.is_unsigned_integer(dtype):
         return 0, 2**bits - 1
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
-def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
+def numpy_type(dtype: pa.DataType) -> np.dtype[Any]:
     """Return the numpy type of a numeric or boolean Arrow type.
 
     ``DataType.to_pandas_dtype`` needs pandas in older releases of pyarrow.
@@ -273,69 +273,69 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
     dtype('float32')
     """
     names = {"halffloat": "float16", "float": "float32", "double": "float64"}
-    return np.dtype(names.get(str(kind), str(kind)))
+    return np.dtype(names.get(str(dtype), str(dtype)))
 
 
-def describe(kind: pa.DataType) -> str:
+def describe(dtype: pa.DataType) -> str:
     """Return the name of a type for error messages, with the shape of arrays.
 
     >>> describe(shaped_type(pa.uint8(), (8, 6))), describe(pa.int64())
     ('uint8 of shape (8, 6)', 'int64')
     """
-    shape = array_shape(kind)
-    if pat.is_list(kind):
-        return f"list of {describe(kind.value_type)}"
+    shape = array_shape(dtype)
+    if pat.is_list(dtype):
+        return f"list of {describe(dtype.value_type)}"
     if not shape:
-        return str(kind)
-    return f"{array_item_type(kind)} of shape {shape}"
+        return str(dtype)
+    return f"{array_item_type(dtype)} of shape {shape}"
 
 
-def array_shape(kind: pa.DataType) -> tuple[int, ...]:
+def array_shape(dtype: pa.DataType) -> tuple[int, ...]:
     """Return the shape of one value: the sizes of nested fixed-size lists, () for other types.
 
     >>> array_shape(pa.list_(pa.list_(pa.uint8(), 6), 8)), array_shape(pa.float32())
     ((8, 6), ())
     """
     sizes = []
-    while pat.is_fixed_size_list(kind):
-        sizes.append(kind.list_size)
-        kind = kind.value_type
+    while pat.is_fixed_size_list(dtype):
+        sizes.append(dtype.list_size)
+        dtype = dtype.value_type
     return tuple(sizes)
 
 
-def array_item_type(kind: pa.DataType) -> pa.DataType:
+def array_item_type(dtype: pa.DataType) -> pa.DataType:
     """Return the item type of nested fixed-size lists; other types are returned unchanged.
 
     >>> array_item_type(pa.list_(pa.list_(pa.uint8(), 6), 8))
     DataType(uint8)
     """
-    while pat.is_fixed_size_list(kind):
-        kind = kind.value_type
-    return kind
+    while pat.is_fixed_size_list(dtype):
+        dtype = dtype.value_type
+    return dtype
 
 
-def innermost_type(kind: pa.DataType) -> pa.DataType:
+def innermost_type(dtype: pa.DataType) -> pa.DataType:
     """Return the type of the innermost items of lists; other types are returned unchanged.
 
     >>> innermost_type(pa.list_(pa.list_(pa.uint8(), 6)))
     DataType(uint8)
     """
-    while is_list_type(kind):
-        kind = kind.value_type
-    return kind
+    while is_list_type(dtype):
+        dtype = dtype.value_type
+    return dtype
 
 
-def with_innermost_type(kind: pa.DataType, items: pa.DataType) -> pa.DataType:
+def with_innermost_type(dtype: pa.DataType, items: pa.DataType) -> pa.DataType:
     """Return a list type with other innermost items, or the type of the items for other types.
 
     >>> with_innermost_type(pa.list_(pa.float64(), 2), pa.float32())
     FixedSizeListType(fixed_size_list<item: float>[2])
     """
-    if not is_list_type(kind):
+    if not is_list_type(dtype):
         return items
     # -1 is the size of a variable-size list in pyarrow.
-    size = kind.list_size if pat.is_fixed_size_list(kind) else -1
-    return pa.list_(with_innermost_type(kind.value_type, items), size)
+    size = dtype.list_size if pat.is_fixed_size_list(dtype) else -1
+    return pa.list_(with_innermost_type(dtype.value_type, items), size)
 
 
 def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
@@ -344,56 +344,56 @@ def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
     >>> array_shape(shaped_type(pa.uint8(), (8, 6)))
     (8, 6)
     """
-    kind = items
+    dtype = items
     for size in reversed(shape):
-        kind = pa.list_(pa.field("item", kind), size)
-    return kind
+        dtype = pa.list_(pa.field("item", dtype), size)
+    return dtype
 
 
-def is_tensor(kind: pa.DataType) -> bool:
+def is_tensor(dtype: pa.DataType) -> bool:
     """Return whether a type is Arrow's extension type for fixed-shape tensors."""
-    return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
+    return getattr(dtype, "extension_name", "") == "arrow.fixed_shape_tensor"
 
 
-def tensor_type(kind: Any) -> pa.DataType:
+def tensor_type(dtype: Any) -> pa.DataType:
     """Return the fixed-size list type of Arrow tensors, in logical axis order.
 
     >>> array_shape(tensor_type(pa.fixed_shape_tensor(pa.int8(), [3, 2], permutation=[1, 0])))
     (2, 3)
     """
-    shape = list(kind.shape)
-    if kind.permutation is not None:
-        shape = [kind.shape[axis] for axis in kind.permutation]
-    return shaped_type(kind.value_type, shape)
+    shape = list(dtype.shape)
+    if dtype.permutation is not None:
+        shape = [dtype.shape[axis] for axis in dtype.permutation]
+    return shaped_type(dtype.value_type, shape)
 
 
-def type_width(kind: pa.DataType) -> int:
+def type_width(dtype: pa.DataType) -> int:
     """Return the width of a type in bytes; variable-size values count as short ones.
 
     >>> type_width(pa.int64()), type_width(pa.list_(pa.float32(), 3)), type_width(pa.string())
     (8, 12, 16)
     """
-    if pat.is_fixed_size_list(kind):
-        return int(kind.list_size) * type_width(kind.value_type)
-    if pat.is_struct(kind):
-        return sum(type_width(kind.field(index).type) for index in range(kind.num_fields))
+    if pat.is_fixed_size_list(dtype):
+        return int(dtype.list_size) * type_width(dtype.value_type)
+    if pat.is_struct(dtype):
+        return sum(type_width(dtype.field(index).type) for index in range(dtype.num_fields))
     try:
-        return max(int(kind.bit_width) // 8, 1)
+        return max(int(dtype.bit_width) // 8, 1)
     except ValueError:
         return _UNBOUNDED_BYTES
 
 
-def is_unbounded(kind: pa.DataType) -> bool:
+def is_unbounded(dtype: pa.DataType) -> bool:
     """Return whether the size of a type's values is unlimited.
 
     >>> is_unbounded(pa.string()), is_unbounded(pa.list_(pa.float32(), 3))
     (True, False)
     """
-    if pat.is_fixed_size_list(kind):
-        return is_unbounded(kind.value_type)
-    if pat.is_struct(kind):
-        return any(is_unbounded(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind))
+    if pat.is_fixed_size_list(dtype):
+        return is_unbounded(dtype.value_type)
+    if pat.is_struct(dtype):
+        return any(is_unbounded(dtype.field(index).type) for index in range(dtype.num_fields))
+    return bool(pat.is_string(dtype) or pat.is_binary(dtype) or pat.is_list(dtype))
 
 
 def columns_width(schema: pa.Schema, names: Iterable[str]) -> int:
@@ -439,12 +439,12 @@ def _from_extension(extension_type: pa.BaseExtensionType) -> pa.DataType | None:
     )
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def _is_bytes(dtype: pa.DataType) -> bool:
     return bool(
-        pat.is_binary(kind)
-        or pat.is_large_binary(kind)
-        or pat.is_fixed_size_binary(kind)
-        or str(kind) == "binary_view"
+        pat.is_binary(dtype)
+        or pat.is_large_binary(dtype)
+        or pat.is_fixed_size_binary(dtype)
+        or str(dtype) == "binary_view"
     )
 
 
@@ -475,10 +475,10 @@ def _struct(struct: pa.DataType) -> pa.DataType | None:
     """Return the feature type of a struct, or None."""
     fields = []
     for field in _fields(struct):
-        kind = _feature_type(field.type)
-        if kind is None:
+        dtype = _feature_type(field.type)
+        if dtype is None:
             return None
-        fields.append(pa.field(field.name, kind, nullable=True))
+        fields.append(pa.field(field.name, dtype, nullable=True))
     # DuckDB and Spark treat names that differ only in case as equal.
     names = {field.name.lower() for field in fields}
     if not fields or len(names) < len(fields):
@@ -499,28 +499,28 @@ def _has_opaque_bytes(field: pa.Field) -> bool:
     return name in _OPAQUE
 
 
-def _suggest_conversion(kind: pa.DataType) -> str:
+def _suggest_conversion(dtype: pa.DataType) -> str:
     """Return advice for a type that cannot be stored."""
-    if pat.is_duration(kind) or pat.is_time(kind):
+    if pat.is_duration(dtype) or pat.is_time(dtype):
         return "store it as int64 microseconds"
-    if pat.is_map(kind):
+    if pat.is_map(dtype):
         return "store it as a list of structs"
-    if pat.is_struct(kind):
+    if pat.is_struct(dtype):
         return (
             "a struct needs at least one field, names that differ in more than case, "
             "and fields that can be stored"
         )
-    if is_list_type(kind):
+    if is_list_type(dtype):
         return "its values cannot be stored"
-    if pat.is_decimal(kind):
+    if pat.is_decimal(dtype):
         return "use decimal128 of at most 38 digits and scale >= 0"
     return "this type is not supported"
 
 
-def _nesting_depth(kind: pa.DataType) -> int:
+def _nesting_depth(dtype: pa.DataType) -> int:
     """Return the nesting depth of a type, without recursion, since types may be very deep."""
     deepest = 0
-    waiting = [(kind, 0)]
+    waiting = [(dtype, 0)]
     while waiting:
         nested_type, levels = waiting.pop()
         if pat.is_dictionary(nested_type):

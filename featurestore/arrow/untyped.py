@@ -29,23 +29,23 @@ _OTHER_SQL_TYPES = {
 _TYPED_LANGUAGES = ("pandas", "polars", "pyarrow", "duckdb", "pyspark")
 
 
-def replace_null_types(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
+def replace_null_types(dtype: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return a type whose nulls are replaced by the corresponding types of ``target``.
 
     >>> replace_null_types(pa.list_(pa.null()), pa.list_(pa.string()))
     ListType(list<item: string>)
     """
-    if pat.is_null(kind):
+    if pat.is_null(dtype):
         return target
-    if not is_untyped(kind) or not is_nested(target):
-        return kind
-    if pat.is_struct(kind) and pat.is_struct(target):
-        return _adopt_struct(kind, target)
-    if not (is_list_type(kind) and is_list_type(target)):
-        return kind
-    item = pa.field("item", replace_null_types(kind.value_type, target.value_type))
-    if pat.is_fixed_size_list(kind):
-        return pa.list_(item, kind.list_size)
+    if not is_untyped(dtype) or not is_nested(target):
+        return dtype
+    if pat.is_struct(dtype) and pat.is_struct(target):
+        return _adopt_struct(dtype, target)
+    if not (is_list_type(dtype) and is_list_type(target)):
+        return dtype
+    item = pa.field("item", replace_null_types(dtype.value_type, target.value_type))
+    if pat.is_fixed_size_list(dtype):
+        return pa.list_(item, dtype.list_size)
     return pa.list_(item)
 
 
@@ -141,62 +141,62 @@ def format_sql_casts(columns: pa.Schema) -> str:
     return ", ".join(expressions)
 
 
-def _suggest_type(kind: pa.DataType) -> str:
+def _suggest_type(dtype: pa.DataType) -> str:
     """Return a type as Python code, with strings in place of nulls."""
-    text = _dtype_name(kind)
+    text = _dtype_name(dtype)
     if text is not None:
         return repr(text)
-    return _type_code(kind)
+    return _type_code(dtype)
 
 
-def _dtype_name(kind: pa.DataType) -> str | None:
+def _dtype_name(dtype: pa.DataType) -> str | None:
     """Return the ``dtypes=`` name of a type, or None if it has none."""
-    if pat.is_null(kind):
+    if pat.is_null(dtype):
         return "string"
-    if pat.is_list(kind):
-        inner = _dtype_name(kind.value_type)
+    if pat.is_list(dtype):
+        inner = _dtype_name(dtype.value_type)
         return None if inner is None else f"list<{inner}>"
     return None
 
 
-def _type_code(kind: pa.DataType) -> str:
+def _type_code(dtype: pa.DataType) -> str:
     """Return a type as Python code."""
-    if pat.is_null(kind):
+    if pat.is_null(dtype):
         return "pa.string()"
-    if pat.is_struct(kind):
-        fields = map(kind.field, range(kind.num_fields))
+    if pat.is_struct(dtype):
+        fields = map(dtype.field, range(dtype.num_fields))
         fields_code = [f"({field.name!r}, {_type_code(field.type)})" for field in fields]
         return f"pa.struct([{', '.join(fields_code)}])"
-    if pat.is_fixed_size_list(kind):
-        return f"pa.list_({_type_code(kind.value_type)}, {kind.list_size})"
-    if pat.is_list(kind):
-        return f"pa.list_({_type_code(kind.value_type)})"
-    if pat.is_decimal(kind):
-        return f"pa.decimal128({kind.precision}, {kind.scale})"
-    if pat.is_timestamp(kind):
-        return f"pa.timestamp({kind.unit!r}, {kind.tz!r})"
+    if pat.is_fixed_size_list(dtype):
+        return f"pa.list_({_type_code(dtype.value_type)}, {dtype.list_size})"
+    if pat.is_list(dtype):
+        return f"pa.list_({_type_code(dtype.value_type)})"
+    if pat.is_decimal(dtype):
+        return f"pa.decimal128({dtype.precision}, {dtype.scale})"
+    if pat.is_timestamp(dtype):
+        return f"pa.timestamp({dtype.unit!r}, {dtype.tz!r})"
     names = {"double": "float64", "float": "float32", "bool": "bool_"}
-    return f"pa.{names.get(str(kind), str(kind).split('[')[0])}()"
+    return f"pa.{names.get(str(dtype), str(dtype).split('[')[0])}()"
 
 
-def _sql_type(kind: pa.DataType) -> str:
+def _sql_type(dtype: pa.DataType) -> str:
     """Return the DuckDB name of a type, with numbers in place of nulls."""
-    if is_nested(kind) and not pat.is_struct(kind):
-        return f"{_sql_type(kind.value_type)}[]"
-    if pat.is_struct(kind):
-        fields = map(kind.field, range(kind.num_fields))
+    if is_nested(dtype) and not pat.is_struct(dtype):
+        return f"{_sql_type(dtype.value_type)}[]"
+    if pat.is_struct(dtype):
+        fields = map(dtype.field, range(dtype.num_fields))
         fields_sql = [f"{quoted(field.name)} {_sql_type(field.type)}" for field in fields]
         return f"STRUCT({', '.join(fields_sql)})"
-    if pat.is_decimal(kind):
-        return f"DECIMAL({kind.precision}, {kind.scale})"
-    return {**SQL_TYPES, **_OTHER_SQL_TYPES}.get(str(kind), "DOUBLE")
+    if pat.is_decimal(dtype):
+        return f"DECIMAL({dtype.precision}, {dtype.scale})"
+    return {**SQL_TYPES, **_OTHER_SQL_TYPES}.get(str(dtype), "DOUBLE")
 
 
-def _adopt_struct(kind: pa.StructType, target: pa.StructType) -> pa.DataType:
+def _adopt_struct(dtype: pa.StructType, target: pa.StructType) -> pa.DataType:
     """Return a struct type whose null fields have the types of ``target``."""
     target_types = {field.name: field.type for field in map(target.field, range(target.num_fields))}
     fields = []
-    for field in map(kind.field, range(kind.num_fields)):
+    for field in map(dtype.field, range(dtype.num_fields)):
         if field.name in target_types:
             field = field.with_type(replace_null_types(field.type, target_types[field.name]))
         fields.append(field)

@@ -3,7 +3,7 @@
 Group writes infer the type of a column of Python values, and cast it to the type of the group's
 column if every value has an equal there. Single values take the same way: ``to_array``,
 ``to_scalar`` and ``to_value`` accept what a write to a column of that type accepts, and refuse what
-it refuses. ``pa.scalar(value, kind)`` and ``pa.array(values, kind)`` truncate instead: 1.7 to 1,
+it refuses. ``pa.scalar(value, dtype)`` and ``pa.array(values, dtype)`` truncate instead: 1.7 to 1,
 a datetime to its date, 1e300 to infinity, 2**53 + 1 to 2**53.
 
 Command lines and JSON have no times, dates, decimals and bytes. ``from_text`` and ``from_json``
@@ -52,14 +52,14 @@ class ConversionError(ValueError):
     that begins with the value.
     """
 
-    def __init__(self, value: Any, kind: pa.DataType, reason: str = "") -> None:
+    def __init__(self, value: Any, dtype: pa.DataType, reason: str = "") -> None:
         self.value = value
-        self.kind = kind
-        self.reason = reason or f"of type {type(value).__name__} does not fit {describe(kind)}"
+        self.kind = dtype
+        self.reason = reason or f"of type {type(value).__name__} does not fit {describe(dtype)}"
         super().__init__(f"{short_repr(value)} {self.reason}")
 
 
-def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def to_array(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
     """Convert Python values, None for null, to an array of a type.
 
     >>> to_array([1, 2.0, None], pa.int8()).to_pylist()
@@ -68,16 +68,16 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     Raises:
         ConversionError: A value has no equal in the type; has the first such value.
     """
-    array = _convert(values, kind)
+    array = _convert(values, dtype)
     if array is not None:
         return array
     # All values may have fitting types, and still have no common type.
     return pa.concat_arrays(
-        [pa.array([], kind), *[to_scalar_array(value, kind) for value in values]]
+        [pa.array([], dtype), *[to_scalar_array(value, dtype) for value in values]]
     )
 
 
-def to_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+def to_scalar(value: Any, dtype: pa.DataType) -> pa.Scalar:
     """Convert a Python value, None for null, to a scalar of a type.
 
     >>> to_scalar(1.0, pa.int8())
@@ -86,10 +86,10 @@ def to_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     Raises:
         ConversionError: The value has no equal in the type.
     """
-    return to_scalar_array(value, kind)[0]
+    return to_scalar_array(value, dtype)[0]
 
 
-def to_value(value: Any, kind: pa.DataType) -> Any:
+def to_value(value: Any, dtype: pa.DataType) -> Any:
     """Convert a value to the Python value that a column of a type returns for it.
 
     >>> to_value(np.datetime64("2024-01-31"), pa.date32())
@@ -98,36 +98,36 @@ def to_value(value: Any, kind: pa.DataType) -> Any:
     Raises:
         ConversionError: The value has no equal in the type.
     """
-    return to_scalar(value, kind).as_py()
+    return to_scalar(value, dtype).as_py()
 
 
-def value_converter(kind: pa.DataType) -> Convert:
+def value_converter(dtype: pa.DataType) -> Convert:
     """Return a function that equals ``to_value`` for a type, and is fast for common types.
 
     >>> value_converter(pa.int64())(1.0)
     1
     """
-    if pat.is_string(kind):
+    if pat.is_string(dtype):
         plain_type: Any = str
-    elif pat.is_int64(kind):
+    elif pat.is_int64(dtype):
         plain_type = int
-    elif pat.is_float64(kind):
+    elif pat.is_float64(dtype):
         plain_type = float
-    elif pat.is_boolean(kind):
+    elif pat.is_boolean(dtype):
         plain_type = bool
     else:
-        return lambda value: to_value(value, kind)
+        return lambda value: to_value(value, dtype)
     is_int64 = plain_type is int
 
     def convert(value: Any) -> Any:
         if type(value) is plain_type and (not is_int64 or -(2**63) <= value < 2**63):
             return value
-        return to_value(value, kind)
+        return to_value(value, dtype)
 
     return convert
 
 
-def from_text(text: str, kind: pa.DataType) -> Any:
+def from_text(text: str, dtype: pa.DataType) -> Any:
     """Convert the text form of a value, as on a command line, to its Python value.
 
     Times and dates are ISO 8601, booleans ``true`` or ``false``, and bytes base64.
@@ -138,20 +138,20 @@ def from_text(text: str, kind: pa.DataType) -> Any:
     Raises:
         ConversionError: The text is not a value of the type.
     """
-    if pat.is_string(kind):
+    if pat.is_string(dtype):
         return text
-    if pat.is_binary(kind):
+    if pat.is_binary(dtype):
         try:
             return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ConversionError(text, kind, "is not base64") from error
-    values, reasons = parse_texts(pa.array([text]), kind, TextRules(declared=True))
+            raise ConversionError(text, dtype, "is not base64") from error
+    values, reasons = parse_texts(pa.array([text]), dtype, TextRules(declared=True))
     if reasons:
-        raise ConversionError(text, kind, f"is not {describe(kind)}")
+        raise ConversionError(text, dtype, f"is not {describe(dtype)}")
     return values[0].as_py()
 
 
-def from_json(value: Any, kind: pa.DataType) -> Any:
+def from_json(value: Any, dtype: pa.DataType) -> Any:
     """Convert a value of a JSON document to its Python value.
 
     Times, dates, decimals and bytes have text forms. A number becomes the nearest float of a
@@ -163,25 +163,25 @@ def from_json(value: Any, kind: pa.DataType) -> Any:
     Raises:
         ConversionError: The value is not one of the type.
     """
-    if isinstance(value, str) and _has_text_form(kind):
-        return from_text(value, kind)
-    if isinstance(value, list) and is_list_type(kind):
-        value = [from_json(item, kind.value_type) for item in value]
-    elif isinstance(value, dict) and pat.is_struct(kind):
-        fields = {field.name: field.type for field in map(kind.field, range(kind.num_fields))}
+    if isinstance(value, str) and _has_text_form(dtype):
+        return from_text(value, dtype)
+    if isinstance(value, list) and is_list_type(dtype):
+        value = [from_json(item, dtype.value_type) for item in value]
+    elif isinstance(value, dict) and pat.is_struct(dtype):
+        fields = {field.name: field.type for field in map(dtype.field, range(dtype.num_fields))}
         value = {
             name: from_json(item, fields[name]) if name in fields else item
             for name, item in value.items()
         }
-    elif type(value) is int and pat.is_decimal(kind):
+    elif type(value) is int and pat.is_decimal(dtype):
         # Arrow infers no type of integers beyond 64 bits.
         value = Decimal(value)
-    elif isinstance(value, float) and pat.is_float32(kind) and not rounds_to_infinity(value):
+    elif isinstance(value, float) and pat.is_float32(dtype) and not rounds_to_infinity(value):
         value = float(np.float32(value))
-    return to_value(value, kind)
+    return to_value(value, dtype)
 
 
-def to_scalar_array(value: Any, kind: pa.DataType) -> pa.Array:
+def to_scalar_array(value: Any, dtype: pa.DataType) -> pa.Array:
     """Convert a Python value to an array of one row.
 
     >>> to_scalar_array(None, pa.int8()).null_count
@@ -190,13 +190,13 @@ def to_scalar_array(value: Any, kind: pa.DataType) -> pa.Array:
     Raises:
         ConversionError: The value has no equal in the type.
     """
-    array = _convert([value], kind)
+    array = _convert([value], dtype)
     if array is None:
-        raise ConversionError(value, kind)
+        raise ConversionError(value, dtype)
     return array
 
 
-def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_column(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Cast an Arrow array as a write casts a column.
 
     >>> cast_column(pa.array([1.0, None]), pa.int8()).to_pylist()
@@ -206,16 +206,16 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         ConversionError: A value has no equal in the type; has the first such value.
     """
     try:
-        column = _cast(array, kind)
+        column = _cast(array, dtype)
     except InexactValueError as error:
         # Arrays of another shape have no value.
         reason = str(error) if error.value is None else ""
-        raise ConversionError(error.value, kind, reason) from error
+        raise ConversionError(error.value, dtype, reason) from error
     except (UnsupportedType, *CONVERSION_ERRORS) as error:
-        raise ConversionError(None, kind, f"in {describe(array.type)}: {error}") from error
+        raise ConversionError(None, dtype, f"in {describe(array.type)}: {error}") from error
     if column is None:
         (value, *_) = array.drop_null().slice(0, 1).to_pylist() or [None]
-        raise ConversionError(value, kind)
+        raise ConversionError(value, dtype)
     return column
 
 
@@ -228,26 +228,26 @@ def round_to_float32(column: pa.Array) -> pa.Array:
     Raises:
         ConversionError: A number is too large for float32; has the first such number.
     """
-    kind = with_innermost_type(column.type, pa.float32())
+    dtype = with_innermost_type(column.type, pa.float32())
     numbers = column
     while is_list_type(numbers.type):
         numbers = numbers.flatten()
     doubles: npt.NDArray[np.float64] = numbers.drop_null().to_numpy(zero_copy_only=False)
     too_large = assign_rounded(np.empty(len(doubles), np.float32), doubles)
     if too_large is not None:
-        raise ConversionError(too_large, innermost_type(kind))
-    return cast_array(column, kind)
+        raise ConversionError(too_large, innermost_type(dtype))
+    return cast_array(column, dtype)
 
 
-def _has_text_form(kind: pa.DataType) -> bool:
-    has_time = pat.is_timestamp(kind) or pat.is_date(kind)
-    return bool(has_time or pat.is_decimal(kind) or pat.is_binary(kind))
+def _has_text_form(dtype: pa.DataType) -> bool:
+    has_time = pat.is_timestamp(dtype) or pat.is_date(dtype)
+    return bool(has_time or pat.is_decimal(dtype) or pat.is_binary(dtype))
 
 
-def _convert(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+def _convert(values: Sequence[Any], dtype: pa.DataType) -> pa.Array | None:
     """Convert values as a write to a column does; return None if a value may not fit."""
     try:
-        array = _cast(cells_to_array(values, name="values", language="rows"), kind)
+        array = _cast(cells_to_array(values, name="values", language="rows"), dtype)
     except (UnsupportedType, InexactValueError, *CONVERSION_ERRORS):
         return None
     # A time of the years 1 to 9999 in another zone may have another year in UTC.
@@ -256,12 +256,12 @@ def _convert(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
     return array
 
 
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+def _cast(array: pa.Array, dtype: pa.DataType) -> pa.Array | None:
     """Cast an array by way of its feature type; return None if the types do not fit."""
     if pat.is_null(array.type):
-        return pa.nulls(len(array), kind)
+        return pa.nulls(len(array), dtype)
     source = feature_schema(pa.schema([("values", array.type)])).field(0).type
-    source = replace_null_types(source, kind)
-    if not can_fit(source, kind):
+    source = replace_null_types(source, dtype)
+    if not can_fit(source, dtype):
         return None
-    return cast_exactly(cast_array(array, source), kind)
+    return cast_exactly(cast_array(array, source), dtype)

@@ -90,7 +90,7 @@ def _build_chain(node: ast.expr) -> transform.Chain:
     if node.func.id not in steps:
         raise ValueError(f"unknown step {node.func.id!r}; available: {listing(steps, limit=30)}")
     positional = list(map(ast.literal_eval, node.args))
-    options = {each.arg or "": ast.literal_eval(each.value) for each in node.keywords}
+    options = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in node.keywords}
     chain: transform.Chain = getattr(transform, node.func.id)(*positional, **options)
     return chain
 

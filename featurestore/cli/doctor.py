@@ -237,9 +237,9 @@ def _check_registry(directory: str, url: str | None) -> Check:
 def _check_plugins() -> Iterator[Check]:
     from featurestore.plugins import plugin_names
 
-    for kind in ("engines", "formats", "validators"):
-        names = plugin_names(kind)
-        yield Check(kind, OK if names else PROBLEM, ", ".join(names) or "none")
+    for plugin_type in ("engines", "formats", "validators"):
+        names = plugin_names(plugin_type)
+        yield Check(plugin_type, OK if names else PROBLEM, ", ".join(names) or "none")
 
 
 class _Report(Protocol):

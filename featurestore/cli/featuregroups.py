@@ -286,9 +286,9 @@ def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
             )
         # Values on the command line are strings, but keys are compared with the types of their
         # columns.
-        kind = schema.field(column).type
+        dtype = schema.field(column).type
         try:
-            key[column] = from_text(value, kind)
+            key[column] = from_text(value, dtype)
         except ConversionError as error:
             raise InvalidArgument(f"--key {pair!r}: {error}.") from error
     return key

@@ -60,7 +60,7 @@ def register(
     # JSON output must be a single document.
     if changes and settings(context).output is not OutputFormat.JSON:
         show_text(context, "\n".join(changes), data=None)
-    rows = [{**_job_row(each), "changes": list(each.changes)} for each in registered]
+    rows = [{**_job_row(job), "changes": list(job.changes)} for job in registered]
     columns = ["name", "version", "state", "schedule", "target"]
     show_rows(context, rows, columns=columns, wide=["kind", "inputs", "origin"])
 
@@ -123,7 +123,7 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
     data = {
         "job": job_plan.job,
         "paused": job_plan.paused,
-        "windows": [{"start": each.start, "end": each.end} for each in job_plan.windows],
+        "windows": [{"start": window.start, "end": window.end} for window in job_plan.windows],
         "rows": job_plan.rows,
         "bytes": job_plan.bytes,
         "seconds": job_plan.seconds,
@@ -322,7 +322,7 @@ def replay(
 ) -> None:
     """Read the quarantined records of a job again, and write those that are now readable."""
     replayed = store(context).replay_quarantine(name)
-    reasons = sorted(replayed.reasons.items(), key=lambda each: -each[1])
+    reasons = sorted(replayed.reasons.items(), key=lambda item: -item[1])
     lines = [
         f"{replayed.rows} records written, {replayed.left} remain in quarantine",
         *[f"  {count}: {reason}" for reason, count in reasons],

@@ -29,7 +29,7 @@ def list_monitors(context: typer.Context, limit: Limit = None, page: PageNumber 
         limit=limit,
         page=page,
     )
-    rows = [each._summary() for each in monitors_page.items]
+    rows = [monitor._summary() for monitor in monitors_page.items]
     show_rows(
         context,
         rows,
@@ -152,8 +152,8 @@ def add_channel(
 def list_channels(context: typer.Context) -> None:
     """List channels; their addresses may contain tokens and are not shown."""
     rows = [
-        {"name": each.name, "scheme": each.scheme, "secret": each.secret}
-        for each in store(context).get_alert_channels()
+        {"name": channel.name, "scheme": channel.scheme, "secret": channel.secret}
+        for channel in store(context).get_alert_channels()
     ]
     show_rows(context, rows, columns=["name", "scheme", "secret"], empty="no channels yet")
 

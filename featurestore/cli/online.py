@@ -29,7 +29,7 @@ Online = Annotated[
 @app.command("list", epilog="Example: featurestore online list")
 def list_online_stores(context: typer.Context) -> None:
     """List the embedded and every registered online store."""
-    rows = [each.to_json() for each in store(context).get_online_stores()]
+    rows = [online_store.to_json() for online_store in store(context).get_online_stores()]
     columns = ["name", "kind", "uri", "secret"]
     show_rows(context, rows, columns=columns, empty="no online stores yet")
 
@@ -123,13 +123,13 @@ def lag(
     lags = store(context).get_feature_view(name, version=version).online_lag(online=online)
     columns = ["featuregroup", "published", "latest", "commits", "behind", "published_at"]
     rows = []
-    for each in lags:
-        row = vars(each) | {"commits": each.commits}
+    for group_lag in lags:
+        row = vars(group_lag) | {"commits": group_lag.commits}
         if row["behind"] is not None:
             row["behind"] = timedelta(seconds=ceil(row["behind"].total_seconds()))
         rows.append(row)
     show_rows(context, rows, columns=columns, empty="no feature groups")
-    if limit is not None and any(each.exceeds(limit) for each in lags):
+    if limit is not None and any(lag.exceeds(limit) for lag in lags):
         raise typer.Exit(1)
 
 
@@ -147,7 +147,7 @@ def verify(
     name, version = split_version(view)
     feature_view = store(context).get_feature_view(name, version=version)
     report = feature_view.verify_online(online=online, sample=sample, at=instant)
-    rows = [vars(each) for each in report.differences]
+    rows = [vars(difference) for difference in report.differences]
     columns = ["entity", "feature", "served", "offline", "reason"]
     empty = f"{report.vectors:,} vectors equal the retrieval"
     show_rows(context, rows, columns=columns, empty=empty)

@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(help="Name of the source.", show_default=Fa
 @app.command("list", epilog="Example: featurestore source list")
 def list_sources(context: typer.Context) -> None:
     """List every registered source."""
-    rows = [each.to_json() for each in store(context).get_sources()]
+    rows = [source.to_json() for source in store(context).get_sources()]
     columns = ["name", "kind", "uri", "secret"]
     wide = ["options", "description"]
     show_rows(context, rows, columns=columns, wide=wide, empty="no sources yet")
@@ -51,11 +51,11 @@ def add(
 
 def _options(pairs: list[str] | None) -> dict[str, object]:
     options: dict[str, object] = {}
-    for each in pairs or []:
+    for pair in pairs or []:
         # Only the first "=" separates: a value such as a delimiter may contain more.
-        key, separator, value = each.partition("=")
+        key, separator, value = pair.partition("=")
         if not separator:
-            raise typer.BadParameter(f"{each!r} is not KEY=VALUE")
+            raise typer.BadParameter(f"{pair!r} is not KEY=VALUE")
         options[key] = value
     return options
 

@@ -149,9 +149,9 @@ def diff(
     if other_dataset is None:
         second = first
         earlier_versions = [
-            each.version
-            for each in connected.get_training_datasets()
-            if each.name == second.name and each.version < second.version
+            dataset.version
+            for dataset in connected.get_training_datasets()
+            if dataset.name == second.name and dataset.version < second.version
         ]
         if not earlier_versions:
             raise InvalidArgument(
@@ -175,7 +175,7 @@ def clean(context: typer.Context) -> None:
     removed = clean_all(store(context).session)
     show_rows(
         context,
-        [{"removed": each} for each in removed],
+        [{"removed": path} for path in removed],
         columns=["removed"],
         empty="nothing to remove",
     )

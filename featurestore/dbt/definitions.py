@@ -30,8 +30,8 @@ from featurestore.dbt.manifest import (
 )
 from featurestore.dbt.snapshots import SQL_KINDS, SnapshotTable
 from featurestore.errors import InvalidDbtProject, InvalidExpectation, did_you_mean, listing
-from featurestore.featuregroups import Declaration
-from featurestore.featuregroups.definition import normalize_expectations
+from featurestore.featuregroups.definition import declare_group, normalize_expectations
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.plugins.validator import find_validator
 
@@ -68,7 +68,7 @@ class NodeDefinition:
     table: str | None
     sql: str | None
     columns: tuple[str, ...]
-    declared: Declaration
+    declared: GroupOptions
     max_age: timedelta | None
     snapshots: str
     notes: tuple[str, ...]
@@ -138,7 +138,7 @@ def add_relationships(
             notes.append(f"{node}: test {test.name!r} was not imported: {reason}")
     declared = definition.declared
     existing = tuple(normalize_expectations(declared.expectations))
-    new = [each for each in expectations if each not in existing]
+    new = [expectation for expectation in expectations if expectation not in existing]
     return replace(
         definition,
         declared=replace(declared, expectations=(*existing, *new)),
@@ -172,7 +172,7 @@ class _NodeReader:
             column = self._columns.find(name)
             if column in column_names and text.strip():
                 descriptions[str(column)] = text.strip()
-        declared = Declaration(
+        declared = declare_group(
             primary_key=primary_key,
             event_time=event_time,
             created_time=created_time,
@@ -320,7 +320,7 @@ class _NodeReader:
         schema = pa.schema([self._columns.schema.field(name) for name in column_names])
         expectations: dict[str, Expectation] = {}
         for test in self._node.tests:
-            if test.kind in RECENCY_TESTS or test.compares_tables:
+            if test.test_type in RECENCY_TESTS or test.compares_tables:
                 continue
             try:
                 expectation = to_expectation(test, Columns(schema))

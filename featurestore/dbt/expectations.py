@@ -79,7 +79,7 @@ class Columns:
         if name in self.schema.names:
             return name
         # Warehouses fold the case of unquoted names.
-        matches = [each for each in self.schema.names if each.lower() == name.lower()]
+        matches = [column for column in self.schema.names if column.lower() == name.lower()]
         return matches[0] if len(matches) == 1 else None
 
     def get(self, name: object) -> str:
@@ -98,15 +98,15 @@ def to_expectation(test: DbtTest, columns: Columns) -> Expectation:
     """
     if test.limits:
         raise NotConvertible(f"it has {', '.join(test.limits)}, which expectations do not have")
-    if test.kind == SINGULAR:
+    if test.test_type == SINGULAR:
         raise NotConvertible("it is SQL, and an import does not execute SQL of a manifest")
     if test.namespace in EXPECTATION_PACKAGES:
         expectation = convert_by_name(test, columns)
     else:
         converters = _DBT_TESTS if test.namespace is None else _UTILITY_TESTS
-        if test.kind not in converters or test.namespace not in (None, *UTILITY_PACKAGES):
+        if test.test_type not in converters or test.namespace not in (None, *UTILITY_PACKAGES):
             raise NotConvertible("no expectation is equivalent")
-        expectation = converters[test.kind](test, columns)
+        expectation = converters[test.test_type](test, columns)
     return add_config(expectation, test, columns)
 
 
@@ -188,7 +188,7 @@ def convert_by_name(test: DbtTest, columns: Columns) -> Expectation:
             columns,
             quoted=test.arguments.get("quote_values") is not False,
         )
-    return {"type": test.kind, "kwargs": kwargs}
+    return {"type": test.test_type, "kwargs": kwargs}
 
 
 def _convert_argument(name: str, value: Any, columns: Columns) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def differences(expectation: Expectation, test: DbtTest, columns: Columns) -> li
     is_float = pat.is_floating(columns.schema.field(column).type)
     if test.namespace in EXPECTATION_PACKAGES and expectation["type"] == _IN_SET:
         texts.append(f"nulls in {column!r} pass, which fail in dbt; not_null has the same result")
-    if test.kind == "unique_combination_of_columns":
+    if test.test_type == "unique_combination_of_columns":
         texts.append(f"several nulls in {column!r} pass, which fail in dbt")
     if is_float and expectation["type"] in (_IN_SET, "expect_column_values_to_be_between"):
         texts.append(f"NaN in {column!r} is a missing value and passes, which may fail in dbt")
@@ -281,10 +281,12 @@ def convert_not_null_proportion(test: DbtTest, columns: Columns) -> Expectation:
     return _of_column(NOT_NULL, test, columns, mostly=share)
 
 
-def _of_column(kind: str, test: DbtTest, columns: Columns, **arguments: Any) -> Expectation:
+def _of_column(
+    expectation_type: str, test: DbtTest, columns: Columns, **arguments: Any
+) -> Expectation:
     if test.arguments.get("group_by_columns"):
         raise NotConvertible("its argument 'group_by_columns' has no equivalent")
-    return {"type": kind, "kwargs": {"column": columns.get(test.column), **arguments}}
+    return {"type": expectation_type, "kwargs": {"column": columns.get(test.column), **arguments}}
 
 
 def _column_list(value: object, columns: Columns) -> list[str]:

@@ -38,7 +38,7 @@ _MODEL_PARTS = 4
 class _Exposure:
     """A dependent of dbt tables: its versions, and the ids of the tables."""
 
-    kind: str
+    object_type: str
     name: str
     owner: str
     versions: set[int] = field(default_factory=set)
@@ -46,12 +46,12 @@ class _Exposure:
 
     @property
     def title(self) -> str:
-        return f"featurestore_{self.kind}_{self.name}"
+        return f"featurestore_{self.object_type}_{self.name}"
 
     def yaml_lines(self) -> list[str]:
         """Return the lines of the exposure in YAML. Every value is JSON, which is also YAML."""
         versions = ", ".join(f"v{version}" for version in sorted(self.versions))
-        label = f"{_LABELS[self.kind]} {self.name}"
+        label = f"{_LABELS[self.object_type]} {self.name}"
         values: Mapping[str, Any] = {
             "name": self.title,
             "label": label,
@@ -79,13 +79,13 @@ def write_exposures(session: Session, path: str | os.PathLike[str], *, owner: st
         if not isinstance(owner, str) or not owner.strip():
             raise InvalidArgument(f"owner={owner!r} is not a name.", hint="owner='ml@example.com'")
         exposures = _find_exposures(session, connection, owner=owner.strip())
-    lines = [line for each in exposures for line in each.yaml_lines()]
+    lines = [line for exposure in exposures for line in exposure.yaml_lines()]
     body = "\n".join(["exposures:", *lines]) if exposures else "exposures: []"
     text = f"{MARKER}version: 2\n{body}\n"
     # dbt parses changed files again.
     if not files.exists(file) or files.read_text(file) != text:
         files.write_atomically(file, text.encode())
-    return [each.title for each in exposures]
+    return [exposure.title for exposure in exposures]
 
 
 def _check_path(path: str | os.PathLike[str]) -> str:
@@ -123,11 +123,15 @@ def _find_exposures(session: Session, connection: Connection, *, owner: str) -> 
         if not is_node_id(node):
             continue
         node_reference = to_reference(node, tags.get(PROJECT_TAG, ""))
-        for kind, dependent, version in _find_dependents(connection, name):
-            exposure = exposures.setdefault((kind, dependent), _Exposure(kind, dependent, owner))
+        for object_type, dependent, version in _find_dependents(connection, name):
+            exposure = exposures.setdefault(
+                (object_type, dependent), _Exposure(object_type, dependent, owner)
+            )
             exposure.versions.add(version)
             exposure.nodes.add(node_reference)
-            tagged_owner = artifacts.tags_of(connection, kind, dependent, version).get("owner")
+            tagged_owner = artifacts.tags_of(connection, object_type, dependent, version).get(
+                "owner"
+            )
             exposure.owner = tagged_owner or exposure.owner
     return [exposures[key] for key in sorted(exposures)]
 
@@ -153,11 +157,11 @@ def to_reference(node: str, project: str) -> str:
     >>> to_reference("source.shop.raw.payments", "shop"), to_reference("seed.lib.codes", "shop")
     ("source('raw', 'payments')", "ref('lib', 'codes')")
     """
-    kind, package, *names = node.split(".")
-    if kind == "source":
+    resource_type, package, *names = node.split(".")
+    if resource_type == "source":
         return f"source({names[0]!r}, {'.'.join(names[1:])!r})"
     arguments = [] if package == project else [repr(package)]
-    if kind == "model" and len(names) == _MODEL_PARTS - 2 and names[1].startswith("v"):
+    if resource_type == "model" and len(names) == _MODEL_PARTS - 2 and names[1].startswith("v"):
         return f"ref({', '.join([*arguments, repr(names[0])])}, v={names[1][1:]!r})"
     return f"ref({', '.join([*arguments, repr('.'.join(names))])})"
 

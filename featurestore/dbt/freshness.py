@@ -29,7 +29,7 @@ def find_max_age(node: DbtNode, *, event_time: str | None, notes: list[str]) -> 
     elif node.freshness is not None:
         ages.append(node.freshness)
     for test in node.tests:
-        if test.kind in RECENCY_TESTS:
+        if test.test_type in RECENCY_TESTS:
             arguments = JsonObject(test.arguments, f"test {test.name!r}")
             try:
                 ages.append(parse_period(arguments, "interval", "datepart"))

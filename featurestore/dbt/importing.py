@@ -35,9 +35,7 @@ from featurestore.errors import (
 from featurestore.external import grant_rows
 from featurestore.featuregroups import Write, create
 from featurestore.featuregroups.definition import (
-    DeclaredTypes,
     build_spec,
-    check_primary_key,
     definition_differences,
 )
 from featurestore.featuregroups.existing import find_existing
@@ -49,6 +47,7 @@ from featurestore.featuregroups.redefinition import (
 )
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.group_options import DeclaredTypes, check_primary_key
 from featurestore.model.job import JobSpec
 from featurestore.model.names import check_name
 from featurestore.registry import artifacts, featuregroups, jobs

@@ -121,11 +121,13 @@ def tested_keys(node: DbtNode) -> tuple[list[str], list[tuple[str, list[str]]]]:
     for test in node.tests:
         if not test.covers_all_rows:
             continue
-        if test.namespace is None and test.kind == "unique" and test.column:
+        if test.namespace is None and test.test_type == "unique" and test.column:
             unique.append(test.column)
-        elif test.namespace is None and test.kind == "not_null" and test.column:
+        elif test.namespace is None and test.test_type == "not_null" and test.column:
             present.add(test.column.lower())
-        elif test.kind == "unique_combination_of_columns" and test.namespace in UTILITY_PACKAGES:
+        elif (
+            test.test_type == "unique_combination_of_columns" and test.namespace in UTILITY_PACKAGES
+        ):
             names = test.arguments.get("combination_of_columns")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
                 combinations.append((test.name, names))

@@ -46,7 +46,7 @@ SINGULAR = "singular"
 
 @dataclass(frozen=True)
 class DbtTest:
-    """A data test of a table; ``kind`` is SINGULAR for a test that is a SQL file.
+    """A data test of a table; ``test_type`` is SINGULAR for a test that is a SQL file.
 
     ``namespace`` is the package of the test, None for those of dbt. ``where`` is the SQL condition of
     the tested rows. ``limits`` are settings for which no expectation exists, such as ``warn_if``.
@@ -54,7 +54,7 @@ class DbtTest:
     """
 
     name: str
-    kind: str
+    test_type: str
     namespace: str | None
     arguments: Mapping[str, Any]
     column: str | None
@@ -66,7 +66,7 @@ class DbtTest:
     @property
     def compares_tables(self) -> bool:
         """Whether the test checks that values exist in another table."""
-        return self.namespace is None and self.kind == "relationships"
+        return self.namespace is None and self.test_type == "relationships"
 
     @property
     def covers_all_rows(self) -> bool:
@@ -83,7 +83,7 @@ class DbtNode:
     """
 
     unique_id: str
-    kind: str
+    resource_type: str
     name: str
     package: str
     path: str
@@ -109,7 +109,7 @@ class DbtNode:
     tests: tuple[DbtTest, ...] = ()
 
     def __str__(self) -> str:
-        return f"dbt {self.kind} {self.unique_id.partition('.')[2]!r}"
+        return f"dbt {self.resource_type} {self.unique_id.partition('.')[2]!r}"
 
 
 @dataclass(frozen=True)
@@ -185,13 +185,13 @@ def parse_project(manifest: JsonObject) -> DbtProject:
         if node.optional_text("resource_type") in TABLE_KINDS:
             nodes[unique_id] = parse_node(unique_id, node, owners)
     tests: dict[str, list[DbtTest]] = {}
-    sources = {node.fqn[-2:]: key for key, node in nodes.items() if node.kind == "source"}
+    sources = {node.fqn[-2:]: key for key, node in nodes.items() if node.resource_type == "source"}
     for _, node in node_objects:
         if node.optional_text("resource_type") != "test":
             continue
         test = parse_test(node)
         tested_nodes = test.tables
-        if test.kind != SINGULAR:
+        if test.test_type != SINGULAR:
             tested_nodes = (find_tested_node(node, sources),)
         for tested_node in tested_nodes:
             tests.setdefault(tested_node, []).append(test)
@@ -252,14 +252,14 @@ def parse_owner(value: object) -> str | None:
 def parse_node(unique_id: str, node: JsonObject, owners: Mapping[str, str]) -> DbtNode:
     """Parse a model, snapshot, seed or source; ``owners`` are those of the dbt groups."""
     config = _optional_object(node, "config")
-    kind = node.text("resource_type")
+    resource_type = node.text("resource_type")
     meta = {**_optional_object(node, "meta").data, **_optional_object(config, "meta").data}
     settings = meta.get("featurestore")
     group = config.optional_text("group") or node.optional_text("group")
-    is_source = kind == "source"
+    is_source = resource_type == "source"
     parsed = DbtNode(
         unique_id=unique_id,
-        kind=kind,
+        resource_type=resource_type,
         name=_name(node, "name"),
         package=_name(node, "package_name"),
         path=node.text("original_file_path"),
@@ -268,7 +268,9 @@ def parse_node(unique_id: str, node: JsonObject, owners: Mapping[str, str]) -> D
         database=node.optional_text("database"),
         schema=_name(node, "schema"),
         identifier=_name(node, "identifier" if is_source else "alias"),
-        materialized="source" if is_source else config.optional_text("materialized") or kind,
+        materialized="source"
+        if is_source
+        else config.optional_text("materialized") or resource_type,
         description=node.optional_text("description") or "",
         event_time=config.optional_text("event_time"),
         owner=parse_owner(meta.get("owner")) or owners.get(group or ""),
@@ -286,7 +288,7 @@ def parse_node(unique_id: str, node: JsonObject, owners: Mapping[str, str]) -> D
     if is_source:
         freshness, loaded_at = parse_freshness(node, config)
         parsed = replace(parsed, freshness=freshness, loaded_at=loaded_at)
-    if kind == "snapshot":
+    if resource_type == "snapshot":
         parsed = replace(parsed, snapshot=parse_snapshot(config))
     columns, constraint_key = parse_columns(node)
     return replace(parsed, columns=columns, constraint_key=constraint_key)
@@ -299,7 +301,10 @@ def parse_columns(node: JsonObject) -> tuple[dict[str, str], tuple[str, ...]]:
         column_object = JsonObject.from_value(column, f"{node.path}.columns")
         name = _name(column_object, "name")
         descriptions[name] = column_object.optional_text("description") or ""
-        if any(each.optional_text("type") == "primary_key" for each in _constraints(column_object)):
+        if any(
+            constraint.optional_text("type") == "primary_key"
+            for constraint in _constraints(column_object)
+        ):
             column_key.append(name)
     for constraint in _constraints(node):
         if constraint.optional_text("type") == "primary_key":
@@ -367,7 +372,7 @@ def parse_test(node: JsonObject) -> DbtTest:
             limits.append(threshold)
     return DbtTest(
         name=node.text("name"),
-        kind=metadata.text("name") if metadata.data else SINGULAR,
+        test_type=metadata.text("name") if metadata.data else SINGULAR,
         namespace=metadata.optional_text("namespace"),
         arguments=arguments,
         # dbt allows quoted names.

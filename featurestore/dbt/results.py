@@ -84,7 +84,7 @@ class DbtImport:
         return not self.created and not self.changed
 
     def _names(self, action: Action) -> tuple[str, ...]:
-        return tuple(each.featuregroup for each in self.changes if each.action == action)
+        return tuple(change.featuregroup for change in self.changes if change.action == action)
 
     def __str__(self) -> str:
         counts = [
@@ -109,7 +109,9 @@ class DbtImport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
-        changes = [{**vars(each), "differences": list(each.differences)} for each in self.changes]
+        changes = [
+            {**vars(change), "differences": list(change.differences)} for change in self.changes
+        ]
         return {
             "project": self.project,
             "source": self.source,

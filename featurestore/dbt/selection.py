@@ -43,7 +43,7 @@ def select_nodes(project: DbtProject, select: str | Sequence[str] | None) -> lis
         return [
             node
             for unique_id, node in sorted(project.nodes.items())
-            if node.kind in ("model", "snapshot") and not node.is_excluded
+            if node.resource_type in ("model", "snapshot") and not node.is_excluded
         ]
     selectors = [select] if isinstance(select, str) else list(select)
     selected: set[str] = set()
@@ -51,18 +51,24 @@ def select_nodes(project: DbtProject, select: str | Sequence[str] | None) -> lis
         if not isinstance(selector, str) or not selector.strip():
             raise InvalidArgument(f"select={selector!r} is not a selector.", hint='"tag:features"')
         for alternative in selector.split():
-            matches = [find_matching_ids(project, each) for each in alternative.split(",")]
+            matches = [find_matching_ids(project, method) for method in alternative.split(",")]
             matching_ids = set.intersection(*matches)
             if not matching_ids:
                 raise describe_empty_selection(project, alternative)
             selected |= matching_ids
-    return [project.nodes[each] for each in sorted(selected) if not project.nodes[each].is_excluded]
+    return [
+        project.nodes[unique_id]
+        for unique_id in sorted(selected)
+        if not project.nodes[unique_id].is_excluded
+    ]
 
 
 def describe_empty_selection(project: DbtProject, selector: str) -> InvalidArgument:
     """Return the error for a selector without matches, with the available names."""
     names = sorted(node.name for node in project.nodes.values())
-    is_disabled = [each for each in project.disabled if each.rpartition(".")[2] == selector]
+    is_disabled = [
+        unique_id for unique_id in project.disabled if unique_id.rpartition(".")[2] == selector
+    ]
     if is_disabled:
         return InvalidArgument(f"dbt node {is_disabled[0]!r} is disabled.", hint="enabled: true")
     names = list(dict.fromkeys(names))
@@ -132,7 +138,7 @@ def _reachable(
     visited: set[str] = set()
     level, step = set(start), 0
     while level and (depth is None or step < depth):
-        level = {target for each in level for target in edges.get(each, ())} - visited
+        level = {target for unique_id in level for target in edges.get(unique_id, ())} - visited
         visited |= level
         step += 1
     return visited
@@ -141,7 +147,7 @@ def _reachable(
 def matches_fqn(node: DbtNode, value: str) -> bool:
     """Match the name, or the folders of a node with or without its package, as dbt does."""
     # Sources have a method of their own.
-    if node.kind == "source":
+    if node.resource_type == "source":
         return False
     parts = value.split(".")
     if node.model_version is not None and "_".join(node.fqn[-2:]) == "_".join(parts[-2:]):
@@ -163,7 +169,7 @@ def matches_path(node: DbtNode, value: str) -> bool:
     if pattern.startswith("./"):
         pattern = pattern[2:]
     candidates = [path, *path.parents]
-    return any(fnmatchcase(str(each), pattern) for each in candidates)
+    return any(fnmatchcase(str(candidate), pattern) for candidate in candidates)
 
 
 def matches_file(node: DbtNode, value: str) -> bool:
@@ -174,7 +180,7 @@ def matches_file(node: DbtNode, value: str) -> bool:
 
 def matches_source(node: DbtNode, value: str) -> bool:
     """Match ``raw``, ``raw.payments`` or ``package.raw.payments``."""
-    if node.kind != "source":
+    if node.resource_type != "source":
         return False
     # source:raw, source:raw.payments or source:package.raw.payments
     parts = value.split(".")
@@ -189,7 +195,7 @@ _METHODS: Mapping[str, Callable[[DbtNode, str], bool]] = {
     "tag": lambda node, value: any(fnmatchcase(tag, value) for tag in node.tags),
     "path": matches_path,
     "file": matches_file,
-    "resource_type": lambda node, value: node.kind == value,
+    "resource_type": lambda node, value: node.resource_type == value,
     "package": lambda node, value: fnmatchcase(node.package, value),
     "source": matches_source,
     "group": lambda node, value: node.group is not None and fnmatchcase(node.group, value),

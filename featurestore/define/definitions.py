@@ -11,11 +11,8 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.definition import (
-    Declaration,
-    TypeName,
     build_spec,
-    check_primary_key,
-    declared_types,
+    declare_group,
 )
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.registration import JobFile
@@ -27,6 +24,12 @@ from featurestore.model.arguments import (
     with_suggestions,
 )
 from featurestore.model.featuregroup import normalize_tags
+from featurestore.model.group_options import (
+    GroupOptions,
+    TypeName,
+    check_primary_key,
+    declared_types,
+)
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.project import CHANNEL, GROUP, SOURCE, VIEW
@@ -45,7 +48,7 @@ DEFINITIONS = "__featurestore_definitions__"
 class GroupContent:
     """The declaration of a feature group; ``schema`` is None for an external group."""
 
-    declared: Declaration
+    declared: GroupOptions
     version: int | None
     schema: pa.Schema | None = None
     query: SourceQuery | None = None
@@ -73,14 +76,14 @@ Content = GroupContent | ViewContent | JobContent | SourceSpec | Channel
 class Definition:
     """An object of a project, with the file and line of its definition."""
 
-    kind: str
+    object_type: str
     name: str
     content: Content
     file: str = ""
     line: int = 0
 
     def __repr__(self) -> str:
-        return f"<{self.kind} {self.name!r}>"
+        return f"<{self.object_type} {self.name!r}>"
 
 
 @with_suggestions
@@ -142,8 +145,8 @@ def featuregroup(
         )
     if isinstance(schema, pa.Schema):
         schema = dict(zip(schema.names, schema.types, strict=True))
-    types = declared_types(schema, None)
-    declared = Declaration(
+    types = declared_types(schema)
+    declared = declare_group(
         primary_key=primary_key,
         event_time=event_time,
         created_time=created_time,
@@ -154,7 +157,7 @@ def featuregroup(
         statistics=statistics,
         description=description,
         descriptions=descriptions,
-        tags=normalize_tags(tags),
+        tags=tags,
         event_time_tolerance=event_time_tolerance,
         compact=compact,
         types=types,
@@ -207,7 +210,7 @@ def external_featuregroup(
         rename=rename,
         snapshots=snapshots,
     )
-    declared = Declaration(
+    declared = declare_group(
         primary_key=primary_key,
         event_time=event_time,
         created_time=created_time,
@@ -216,7 +219,7 @@ def external_featuregroup(
         statistics=False,
         description=description,
         descriptions=descriptions,
-        tags=normalize_tags(tags),
+        tags=tags,
         external=rows,
     )
     check_primary_key(declared)
@@ -300,9 +303,9 @@ def _check_version(version: int | None) -> int | None:
     return None if version is None else check_version(version)
 
 
-def _add(module: dict[str, Any], kind: str, name: str, content: Content) -> Definition:
+def _add(module: dict[str, Any], object_type: str, name: str, content: Content) -> Definition:
     """Add a definition to the list of the module that defines it."""
     file, line = calling_position(module) or ("", 0)
-    definition = Definition(kind, name, content, file, line)
+    definition = Definition(object_type, name, content, file, line)
     module.setdefault(DEFINITIONS, []).append(definition)
     return definition

@@ -85,7 +85,7 @@ def compare_group(draft: Draft, definition: Definition, position: str) -> Step |
                 details.append(f"later retrievals of {title} use the new ttl")
     change = PlannedChange(
         "change",
-        definition.kind,
+        definition.object_type,
         definition.name,
         version=registered.version,
         details=tuple(details),
@@ -111,7 +111,7 @@ def plan_creation(
         featuregroups.add(connection, spec, table_id=DRAFT_TABLE, delta_version=0)
     change = PlannedChange(
         "create",
-        definition.kind,
+        definition.object_type,
         name,
         version=version,
         details=(f"columns {', '.join(schema.names)}",),

@@ -44,7 +44,7 @@ class Refusal:
 
 def refuse(refusals: Sequence[Refusal]) -> DefinitionsRefused:
     """Return the error for definitions that cannot be applied."""
-    lines = [str(each) for each in refusals[:_LISTED]]
+    lines = [str(refusal) for refusal in refusals[:_LISTED]]
     if len(refusals) > _LISTED:
         lines.append(f"and {len(refusals) - _LISTED} more")
     return DefinitionsRefused("Refused, so nothing is applied:\n" + "\n".join(lines))
@@ -167,21 +167,21 @@ def remove_repetitions(
     refusals = []
     for definition in definitions:
         version = getattr(definition.content, "version", None)
-        key = (definition.kind, definition.name, version)
+        key = (definition.object_type, definition.name, version)
         earlier = unique.setdefault(key, definition)
         # A file may import the definitions of another one, which is executed again by the import.
         if (earlier.file, earlier.line) != (definition.file, definition.line):
             refusals.append(_refuse_repetition(project, earlier, definition))
     for definition in unique.values():
-        latest = unique.get((definition.kind, definition.name, None), definition)
-        if latest is not definition and definition.kind in VERSIONED:
+        latest = unique.get((definition.object_type, definition.name, None), definition)
+        if latest is not definition and definition.object_type in VERSIONED:
             refusals.append(_refuse_repetition(project, latest, definition))
     return list(unique.values()), refusals
 
 
 def _refuse_repetition(project: Project, first: Definition, second: Definition) -> Refusal:
-    title = format_object(first.kind, first.name, None)
-    hint = "give each definition its version=" if first.kind in VERSIONED else None
+    title = format_object(first.object_type, first.name, None)
+    hint = "give each definition its version=" if first.object_type in VERSIONED else None
     return Refusal(
         project.position(second),
         f"{title} is also defined in {project.position(first)}.",

@@ -111,13 +111,15 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
     with draft(session.registry) as registry:
         draft_session = replace(session, registry=registry, reads=session.recorder)
         contents = [
-            each.content for each in loaded.definitions if isinstance(each.content, JobContent)
+            definition.content
+            for definition in loaded.definitions
+            if isinstance(definition.content, JobContent)
         ]
         targets = {content.job.spec.target for content in contents}
         with registry.reading() as connection:
             targets |= {job.spec.target for job in jobs.list_all(connection)}
             marks = projects.marks(connection, project)
-        defined = {(each.kind, each.name) for each in loaded.definitions}
+        defined = {(definition.object_type, definition.name) for definition in loaded.definitions}
         dropped = [mark for mark in marks if (mark.kind, mark.name) not in defined]
         registration = Registration(
             {content.job.spec.name: content.job.spec for content in contents},
@@ -128,7 +130,7 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
             position = loaded.position(definition)
             try:
                 check_owner(draft_session, definition, project)
-                compare = _COMPARISONS[definition.kind]
+                compare = _COMPARISONS[definition.object_type]
                 current_draft = Draft(draft_session, targets, reads, registration)
                 step = compare(current_draft, definition, position)
             except FeatureStoreError as error:
@@ -170,7 +172,7 @@ def sort_by_dependency(definitions: Sequence[Definition]) -> list[Definition]:
 
     def key(definition: Definition) -> tuple[int, str, int]:
         version = getattr(definition.content, "version", None)
-        return KINDS.index(definition.kind), definition.name, version or 0
+        return KINDS.index(definition.object_type), definition.name, version or 0
 
     return sorted(definitions, key=key)
 
@@ -178,9 +180,9 @@ def sort_by_dependency(definitions: Sequence[Definition]) -> list[Definition]:
 def check_owner(session: Session, definition: Definition, project: str) -> None:
     """Raise an error if another project created an object."""
     with session.registry.reading() as connection:
-        owner = projects.owner(connection, definition.kind, definition.name)
+        owner = projects.owner(connection, definition.object_type, definition.name)
     if owner not in (None, project):
-        title = format_object(definition.kind, definition.name, None)
+        title = format_object(definition.object_type, definition.name, None)
         raise DefinitionMismatch(
             f"The {title} belongs to the project {owner!r}, and this is the project {project!r}.",
             hint=f"choose another name, or project={owner!r} if it is the same project",

@@ -38,9 +38,9 @@ def plan_removals(session: Session, marks: Collection[OwnerMark]) -> list[Step]:
     steps = []
     removed = set(marks)
     # Objects are removed before those that they refer to.
-    for kind in (JOB, VIEW, GROUP, CHANNEL, SOURCE):
-        for mark in sorted(removed, key=lambda each: (each.name, -each.version)):
-            if mark.kind == kind and exists(session, mark):
+    for object_type in (JOB, VIEW, GROUP, CHANNEL, SOURCE):
+        for mark in sorted(removed, key=lambda mark: (mark.name, -mark.version)):
+            if mark.kind == object_type and exists(session, mark):
                 steps.append(plan_removal(session, mark, removed))
     return steps
 
@@ -56,7 +56,7 @@ def exists(session: Session, mark: OwnerMark) -> bool:
             return jobs.find(connection, mark.name) is not None
         if mark.kind == SOURCE:
             return mark.name in sources.names(connection)
-        return mark.name in [each.name for each in alerts.channels(connection)]
+        return mark.name in [channel.name for channel in alerts.channels(connection)]
 
 
 def plan_removal(session: Session, mark: OwnerMark, removed: Collection[OwnerMark]) -> Step:
@@ -114,7 +114,7 @@ def breaks_of_group(
         if OwnerMark(GROUP, group.name, group.version) in removed or group.name == mark.name:
             continue
         compared = map(FeatureComparison.from_expectation, group.spec.expectations)
-        if mark.name in [each.group for each in compared if each is not None]:
+        if mark.name in [comparison.group for comparison in compared if comparison is not None]:
             title = format_object(GROUP, group.name, group.version)
             yield f"the expectations of {title}, which compare with it"
 
@@ -135,7 +135,7 @@ def breaks_of_job(
 ) -> Iterator[str]:
     """Yield the group that a job computes, and the readers of this group."""
     job = jobs.get(connection, mark.name).spec
-    groups = {each.name for each in removed if each.kind == GROUP}
+    groups = {mark.name for mark in removed if mark.kind == GROUP}
     if not job.fills_group or job.target in groups:
         return
     if featuregroups.find(connection, job.target) is None:  # the job has not run yet
@@ -168,7 +168,7 @@ def breaks_of_source(
         if external is not None and external.source == mark.name and not is_removed:
             yield f"external {format_object(GROUP, group.name, group.version)}"
     for spec in _remaining_jobs(connection, removed):
-        read_sources = [each.source for each in spec.sources.values()]
+        read_sources = [source.source for source in spec.sources.values()]
         if spec.stream is not None:
             read_sources.append(spec.stream.source)
         if mark.name in read_sources:
@@ -179,16 +179,20 @@ def breaks_of_source(
 
 def _groups_read(spec: JobSpec) -> set[str]:
     """Return the names of the groups that a job reads or monitors."""
-    references = [each for each in spec.inputs.values() if "/" not in each and ":" not in each]
+    references = [
+        reference
+        for reference in spec.inputs.values()
+        if "/" not in reference and ":" not in reference
+    ]
     if spec.watched is not None:
         references.append(spec.watched.featuregroup)
-    return {parse_group_reference(each)[0] for each in references}
+    return {parse_group_reference(reference)[0] for reference in references}
 
 
 def _groups_registered(spec: JobSpec) -> set[str]:
     """Return the names of the groups that a catalog job names."""
     references = () if spec.registers is None else spec.registers.featuregroups or ()
-    return {parse_group_reference(each)[0] for each in references}
+    return {parse_group_reference(reference)[0] for reference in references}
 
 
 _BREAKS: Mapping[str, Callable[[Connection, OwnerMark, Collection[OwnerMark]], Iterator[str]]] = {

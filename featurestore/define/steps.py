@@ -91,7 +91,8 @@ def compare_channel(draft: Draft, definition: Definition, position: str) -> Step
     channel = definition.content
     assert isinstance(channel, Channel)
     with draft.session.registry.transaction() as connection:
-        earlier = {each.name: each for each in alerts.channels(connection)}.get(channel.name)
+        channels = {stored.name: stored for stored in alerts.channels(connection)}
+        earlier = channels.get(channel.name)
         if earlier == channel:
             return None
         alerts.put_channel(connection, channel)
@@ -218,7 +219,7 @@ def _change(
 ) -> PlannedChange:
     return PlannedChange(
         "create" if is_new else "change",
-        definition.kind,
+        definition.object_type,
         definition.name,
         version=version,
         details=tuple(details),

@@ -28,18 +28,18 @@ class RequestBody:
     """
 
     def __init__(self, receive: Receive) -> None:
-        self.kind: BodyKind = "form"
+        self.body_type: BodyKind = "form"
         self.is_complete = False
         self._receive = receive
         self._max_bytes = 0
         self._received = 0
         self._deadline = 0.0
 
-    def allow(self, kind: BodyKind, *, declared: str, max_bytes: int, seconds: float) -> None:
+    def allow(self, body_type: BodyKind, *, declared: str, max_bytes: int, seconds: float) -> None:
         """Allow the route to read a body.
 
         Args:
-            kind: What the route parses.
+            body_type: What the route parses.
             declared: The header ``Content-Length``; a body without it is counted on receipt.
             max_bytes: The maximum size of the body in bytes.
             seconds: The time for the body to arrive, plus one second per ``MIN_BYTES_PER_SECOND``
@@ -51,7 +51,7 @@ class RequestBody:
         # int() of a long text is slow; 20 digits exceed each limit.
         if declared.isdecimal() and int(declared[:20]) > max_bytes:
             raise _too_long(max_bytes)
-        self.kind = kind
+        self.body_type = body_type
         self._max_bytes = max_bytes
         self._deadline = time.monotonic() + seconds
 

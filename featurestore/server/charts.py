@@ -326,7 +326,7 @@ class _Timeline:
     def __init__(self, reports: Sequence[MonitorReport], findings: Mapping[int, Finding]) -> None:
         self._reports, self._findings = reports, findings
         self._step = (_TIMELINE_WIDTH - _TIMELINE_LEFT - _MARGIN_RIGHT) / max(len(reports), 1)
-        values = [each.value for each in findings.values() if each.value is not None]
+        values = [finding.value for finding in findings.values() if finding.value is not None]
         self._low, self._high = min(0.0, *values), max(values)
         limit = _MAX_BOUND_RATIO * max(self._high, -self._low)
         for finding in findings.values():

@@ -101,20 +101,20 @@ def _column_statistics(group: FeatureGroup) -> dict[str, ColumnStatistics]:
     return {} if statistics is None else {column.name: column for column in statistics.columns}
 
 
-def _example(kind: pa.DataType, statistics: ColumnStatistics | None) -> Any:
+def _example(dtype: pa.DataType, statistics: ColumnStatistics | None) -> Any:
     """Return a value of a key column: its minimum, or any value of its type."""
     minimum = None if statistics is None else statistics.minimum
-    if pat.is_boolean(kind):
+    if pat.is_boolean(dtype):
         return True
-    if pat.is_integer(kind):
+    if pat.is_integer(dtype):
         return 1 if minimum is None else int(minimum)
-    if pat.is_decimal(kind):
+    if pat.is_decimal(dtype):
         return Decimal(1)
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         return date(2024, 1, 1) if minimum is None else date.fromisoformat(str(minimum)[:10])
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return _last_time(statistics)
-    if pat.is_binary(kind) or pat.is_large_binary(kind):
+    if pat.is_binary(dtype) or pat.is_large_binary(dtype):
         return b"a"
     return str(minimum) if minimum and len(str(minimum)) <= _MAX_TEXT_LENGTH else "a"
 

@@ -225,8 +225,8 @@ def list_page(
 def _table_file(name: str, table: RunTable) -> Response:
     columns = ["run", "experiment", "kind", "state", "created", "seconds"]
     columns += ["dataset", "dataset_version"]
-    columns += [f"params.{each}" for each in table.params]
-    columns += [f"metrics.{each}" for each in table.metrics]
+    columns += [f"params.{param}" for param in table.params]
+    columns += [f"metrics.{metric}" for metric in table.metrics]
     return csv_file(name, columns, table.rows())
 
 
@@ -244,7 +244,7 @@ def compare_page(
             f"A comparison needs two runs, got {len(run_ids)}.", hint="/experiments?name=NAME"
         )
     first, second = get(store, run_ids[0]), get(store, run_ids[1])
-    series = [(each.id, load_metrics(each)) for each in (first, second)]
+    series = [(run.id, load_metrics(run)) for run in (first, second)]
     if format == "csv":
         return _series_file(f"{first.id}-{second.id}", series)
     return page(

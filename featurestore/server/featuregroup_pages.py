@@ -70,10 +70,13 @@ def list_page(
         return objects_to_csv("feature-groups", _COLUMNS, current_page.items)
     with store.session.registry.reading() as connection:
         tags, owners = overview.tag_values(connection), overview.owners(connection)
-        names = [each.name for each in current_page.items]
+        names = [group.name for group in current_page.items]
         owner_tags = overview.read_owners(connection, KIND, names)
-        failed = {(each.name, each.version) for each in overview.failed_validations(connection)}
-        jobs = {each.job for each in current_page.items if each.job is not None}
+        failed = {
+            (validation.name, validation.version)
+            for validation in overview.failed_validations(connection)
+        }
+        jobs = {group.job for group in current_page.items if group.job is not None}
         failing_jobs = {run.job for run in overview.failing_jobs(connection, among=jobs)}
     return page(
         request,
@@ -158,12 +161,12 @@ def history_page(
     commits = group.history(limit=settings.page, before=before)
     if format == "csv":
         columns = list(commits[0]._summary()) if commits else []
-        rows = [list(each._summary().values()) for each in commits]
+        rows = [list(commit._summary().values()) for commit in commits]
         return csv_file(f"{name}-v{version}-history", columns, rows)
     # A full page may be followed by older commits.
     next_before = commits[-1].delta_version if len(commits) == settings.page else None
     # The predecessor of the oldest commit is on the next page, so that commit has no drift link.
-    previous_versions = [each.delta_version for each in commits[1:]]
+    previous_versions = [commit.delta_version for commit in commits[1:]]
     return page(
         request,
         "featuregroup_history.html",

@@ -150,7 +150,7 @@ async def check_token(request: Request, cookie: str) -> None:
     """
     token = request.headers.get(FORM_HEADER, "")
     # The route decides what its body is, not the content type of the client.
-    if not token and body_of(request).kind == "form":
+    if not token and body_of(request).body_type == "form":
         token = (await read_form(request)).get(FORM_FIELD, "")
     if not verify_form_token(cookie, token):
         raise NotAllowed("The form token is missing or invalid.", hint="reload the page")

@@ -197,7 +197,7 @@ def list_page(
             [list(job_record.values()) for job_record in job_records],
         )
     with store.session.registry.reading() as connection:
-        job_names = [each.name for each in current_page.items]
+        job_names = [job.name for job in current_page.items]
         done = overview.count_computed_windows(connection, job_names)
     return page(request, "jobs.html", title="Jobs", current_page=current_page, done=done)
 

@@ -66,12 +66,12 @@ class FeatureLineage:
 
     def sources(self, node: Node) -> Edges:
         """Return the incoming edges of a node."""
-        if node.kind != "feature":
-            return [] if node.kind == "job" else self._query(steps.sources, node)
+        if node.object_type != "feature":
+            return [] if node.object_type == "job" else self._query(steps.sources, node)
         group, column = node.parts
         edges: Edges = []
         for source, target in self._query(steps.sources, Node("featuregroup", group, node.version)):
-            origins = self._columns_of(target, source.name) if source.kind == "job" else None
+            origins = self._columns_of(target, source.name) if source.object_type == "job" else None
             if origins is None:
                 edges.append((source, node))
                 continue
@@ -82,12 +82,14 @@ class FeatureLineage:
 
     def results(self, node: Node) -> Edges:
         """Return the outgoing edges of a node."""
-        if node.kind == "feature":
+        if node.object_type == "feature":
             return [*self._groups(node), *self._datasets(node), *self._views(node)]
-        if node.kind == "job":
+        if node.object_type == "job":
             return []  # the edges of a job are returned with the edges that lead to it
         edges = self._query(steps.results, node)
-        return [edge for edge in edges if edge[1].kind != "model" or self._needs_feature(edge[1])]
+        return [
+            edge for edge in edges if edge[1].object_type != "model" or self._needs_feature(edge[1])
+        ]
 
     def _needs_feature(self, model: Node) -> bool:
         """Return True if the feature is an input of a model."""
@@ -110,7 +112,7 @@ class FeatureLineage:
         group = Node("featuregroup", node.parts[0], node.version)
         edges: Edges = []
         for _, job in self._query(steps.results, group):
-            if job.kind != "job":
+            if job.object_type != "job":
                 continue
             for _, target in self._query(steps.results, job):
                 origins = self._columns_of(target, job.name)
@@ -131,7 +133,7 @@ class FeatureLineage:
     def _columns_of(self, target: Node, job: str) -> ColumnOrigins | None:
         """Return the origins of the columns in a group, None if its job does not define them."""
         registered = self._query(jobs.find, job)
-        if registered is None or target.kind != "featuregroup" or target.version is None:
+        if registered is None or target.object_type != "featuregroup" or target.version is None:
             return None
         spec = registered.spec
         if spec.kind not in ("window", "sql"):
@@ -168,7 +170,7 @@ class FeatureLineage:
             origins = origins_of_plan(manifest.plan, self._read_columns)
             stored_columns = {column.name for column in manifest.columns}
             column_names = tuple(
-                each for each in _derived_columns(node, origins) if each in stored_columns
+                column for column in _derived_columns(node, origins) if column in stored_columns
             )
             if column_names:
                 self.columns[dataset] = column_names
@@ -234,7 +236,7 @@ def graph_around(
 ) -> Graph:
     """Return the graph around a node, ``up`` steps upstream and ``down`` steps downstream."""
     feature = FeatureLineage(store)
-    if focus.kind == "feature":
+    if focus.object_type == "feature":
         before = _edges_within(focus, up, feature.sources, limit)
         after = _edges_within(focus, down, feature.results, limit)
     else:
@@ -258,7 +260,7 @@ def filter_kinds(graph: Graph, kinds: Collection[str]) -> Graph:
     successors: dict[Node, list[Node]] = {}
     for source, target in graph.edges:
         successors.setdefault(source, []).append(target)
-    nodes = [node for node in graph.nodes if node.kind in kinds]
+    nodes = [node for node in graph.nodes if node.object_type in kinds]
     edges = [
         (node, next_node)
         for node in nodes
@@ -287,7 +289,7 @@ def _nearest_of_kinds(
         if candidate in visited:
             continue
         visited.add(candidate)
-        if candidate.kind in kinds:
+        if candidate.object_type in kinds:
             nearest.append(candidate)
         else:
             waiting.extend(successors.get(candidate, ()))
@@ -312,6 +314,9 @@ def _edges_within(
             if neighbor not in visited:
                 visited.add(neighbor)
                 waiting.append(
-                    (neighbor, distance if neighbor.kind in _UNCOUNTED_KINDS else distance + 1)
+                    (
+                        neighbor,
+                        distance if neighbor.object_type in _UNCOUNTED_KINDS else distance + 1,
+                    )
                 )
     return edges

@@ -39,13 +39,13 @@ _FOLDERS = {
 }
 
 
-def kind_label(kind: str) -> str:
+def type_label(object_type: str) -> str:
     """Return the display name of a kind.
 
-    >>> kind_label("featuregroup"), kind_label("training_dataset")
+    >>> type_label("featuregroup"), type_label("training_dataset")
     ('feature group', 'training dataset')
     """
-    return "feature group" if kind == "featuregroup" else kind.replace("_", " ")
+    return "feature group" if object_type == "featuregroup" else object_type.replace("_", " ")
 
 
 @dataclass(frozen=True, order=True)
@@ -55,14 +55,14 @@ class Node:
     The key of a feature includes its group: ``feature:weather.temp@1``.
     """
 
-    kind: str
+    object_type: str
     name: str
     version: int | None = None
 
     @property
     def key(self) -> str:
         """The key of the node in URLs, such as ``featuregroup:weather@1``."""
-        return f"{self.kind}:{self.label}"
+        return f"{self.object_type}:{self.label}"
 
     @property
     def label(self) -> str:
@@ -72,7 +72,7 @@ class Node:
     @property
     def page(self) -> str | None:
         """The URL path of the node's page, None if it has no page."""
-        pattern = _PAGES.get(self.kind)
+        pattern = _PAGES.get(self.object_type)
         if pattern is None:
             return None
         group, column = self.parts
@@ -89,18 +89,18 @@ class Node:
         """Parse a key; return None if it is invalid.
 
         >>> Node.parse("featuregroup:weather@1")
-        Node(kind='featuregroup', name='weather', version=1)
+        Node(object_type='featuregroup', name='weather', version=1)
         """
-        kind, _, label = key.partition(":")
-        if kind not in KINDS or not label:
+        object_type, _, label = key.partition(":")
+        if object_type not in KINDS or not label:
             return None
         name, _, version = label.rpartition("@")
         if name and version.isdecimal():
-            node = cls(kind, name, int(version))
+            node = cls(object_type, name, int(version))
         else:
-            node = cls(kind, label)
+            node = cls(object_type, label)
         is_complete = node.version is not None and all(node.parts)
-        return node if kind != "feature" or is_complete else None
+        return node if object_type != "feature" or is_complete else None
 
 
 @dataclass(frozen=True)
@@ -142,45 +142,45 @@ class Graph:
         reached = dict.fromkeys(successors.get(node, ()))
         waiting = list(reached)
         while waiting:
-            for each in successors.get(waiting.pop(0), ()):
-                if each not in reached and each != node:
-                    reached[each] = None
-                    waiting.append(each)
+            for successor in successors.get(waiting.pop(0), ()):
+                if successor not in reached and successor != node:
+                    reached[successor] = None
+                    waiting.append(successor)
         return list(reached)
 
 
 def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     """Return the incoming edges of a node."""
-    if node.kind == "source":
+    if node.object_type == "source":
         return []
-    matching = {"kind": node.kind, "name": node.name}
-    if node.kind == "job":
+    matching = {"kind": node.object_type, "name": node.name}
+    if node.object_type == "job":
         matching = {"job": node.name}
     rows = overview.lineage_edges(connection, limit=MAX_NODES, matching=matching)
     edges = edges_of(connection, rows)
-    if node.kind == "experiment":
+    if node.object_type == "experiment":
         edges += training_inputs(connection, experiment=node.name)
-    elif node.kind == "model":
+    elif node.object_type == "model":
         edges += training_results(connection, model=node.name)
     return [edge for edge in edges if edge[1] == node]
 
 
 def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     """Return the outgoing edges of a node."""
-    if node.kind == "job":
+    if node.object_type == "job":
         rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={"job": node.name})
     else:
         name = _source_name(node)
         rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={"source": name})
         # Sources that are not registered, such as paths, have no prefix.
-        if not rows and node.kind == "source":
+        if not rows and node.object_type == "source":
             rows = overview.lineage_edges(
                 connection, limit=MAX_NODES, matching={"source": node.name}
             )
     edges = edges_of(connection, rows)
-    if node.kind == "experiment":
+    if node.object_type == "experiment":
         edges += training_results(connection, experiment=node.name)
-    elif node.kind == "training_dataset":
+    elif node.object_type == "training_dataset":
         edges += training_inputs(connection, dataset=node.name)
     return [edge for edge in edges if edge[0] == node]
 
@@ -223,8 +223,11 @@ def edges_of(
 ) -> list[tuple[Node, Node]]:
     """Convert rows to edges; a job becomes a node between its input and its output."""
     edges: dict[tuple[Node, Node], None] = {}
-    for kind, name, version, job, source, source_version in rows:
-        target, origin = Node(kind, name, version), _source_node(connection, source, source_version)
+    for object_type, name, version, job, source, source_version in rows:
+        target, origin = (
+            Node(object_type, name, version),
+            _source_node(connection, source, source_version),
+        )
         if job is None:
             edges[origin, target] = None
         else:
@@ -235,10 +238,10 @@ def edges_of(
 
 def _source_name(node: Node) -> str:
     """Return the source name that lineage rows contain for a node."""
-    if node.kind == "source":
+    if node.object_type == "source":
         return f"{_SOURCE_PREFIX}{node.name}"
-    for folder, kind in _FOLDERS.items():
-        if node.kind == kind:
+    for folder, object_type in _FOLDERS.items():
+        if node.object_type == object_type:
             return f"{folder}/{node.name}"
     return node.name
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from featurestore.errors import InvalidArgument
 from featurestore.server import lineage as records
 from featurestore.server.guard import Store
-from featurestore.server.lineage_graph import KINDS, Graph, Node, kind_label
+from featurestore.server.lineage_graph import KINDS, Graph, Node, type_label
 from featurestore.server.rendering import page
 from featurestore.server.rest import REFUSALS
 from featurestore.server.routes import Router
@@ -208,7 +208,6 @@ def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focu
         # The end of a path distinguishes it better than its beginning.
         label = "…" + label[1 - _MAX_LABEL_LENGTH :]
     focus = " focus" if is_focus else ""
-    kind = kind_label(node.kind)
     return Markup(
         '<a href="{address}{key}"><g class="node {css}{focus}"><title>{kind} {whole}</title>'
         '<rect x="{x}" y="{y:.0f}" width="{width}" height="{height}" rx="5"/>'
@@ -218,15 +217,15 @@ def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focu
     ).format(
         address=address,
         key=quote(node.key, safe=":@"),
-        css=node.kind.replace("_", "-"),
+        css=node.object_type.replace("_", "-"),
         focus=focus,
-        kind=kind,
+        kind=type_label(node.object_type),
         whole=node.label,
         x=x,
         y=middle - _HEIGHT / 2,
         width=_WIDTH,
         height=_HEIGHT,
-        icon=_ICONS[node.kind],
+        icon=_ICONS[node.object_type],
         icon_x=x + 10,
         icon_y=middle - 9,
         left=x + 38,
@@ -293,10 +292,10 @@ def lineage_page(
         up=up,
         down=down,
         kinds=[kind_name for kind_name in KINDS if kind_name != "feature" or _is_feature(focus)],
-        kind_label=kind_label,
+        type_label=type_label,
         selected_kinds=kinds,
     )
 
 
 def _is_feature(focus: Node | None) -> bool:
-    return focus is not None and focus.kind == "feature"
+    return focus is not None and focus.object_type == "feature"

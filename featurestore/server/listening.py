@@ -213,9 +213,15 @@ class Listener(socket.socket):
     """A bound socket that limits the number of connections."""
 
     def __init__(
-        self, connections: Connections, family: int, kind: int, protocol: int, _: str, address: Any
+        self,
+        connections: Connections,
+        family: int,
+        socket_type: int,
+        protocol: int,
+        _: str,
+        address: Any,
     ) -> None:
-        super().__init__(family, kind, protocol)
+        super().__init__(family, socket_type, protocol)
         self._connections = connections
         # Closed to accept and refuse a connection if the process has no other descriptors.
         self._spare = socket.socket()

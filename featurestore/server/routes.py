@@ -69,21 +69,21 @@ class BoundedRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """Return the handler of FastAPI after all checks and a turn."""
         handle = super().get_route_handler()
-        kind = self._body_kind()
+        body_type = self._body_kind()
         is_write = _WRITES in self.tags
 
         async def handle_in_turn(request: Request) -> Response:
             check_headers(request)
             visitor = await self.authenticate(request)
             try:
-                await _receive_body(request, kind)
-                turns = self.turns(request, is_long=is_write or kind == "rows")
+                await _receive_body(request, body_type)
+                turns = self.turns(request, is_long=is_write or body_type == "rows")
                 if turns is not None:
                     await _take_turn(request, turns, visitor)
                 settings: ServerSettings = request.app.state.settings
                 # Row streams have a limit for each chunk; an upload takes as long as its rows.
-                seconds = None if kind == "rows" else settings.query_seconds
-                if is_write and kind == "json":
+                seconds = None if body_type == "rows" else settings.query_seconds
+                if is_write and body_type == "json":
                     seconds = settings.seconds
                 with time_limit(seconds, hint=_TIME_LIMIT_HINT):
                     return await handle(request)
@@ -155,7 +155,7 @@ def address_of(request: Request) -> str:
     return "" if request.client is None else request.client.host
 
 
-async def _receive_body(request: Request, kind: BodyKind) -> None:
+async def _receive_body(request: Request, body_type: BodyKind) -> None:
     """Receive a form or JSON completely, so that a slow client does not occupy a turn."""
     settings: ServerSettings = request.app.state.settings
     max_bytes = {
@@ -165,11 +165,13 @@ async def _receive_body(request: Request, kind: BodyKind) -> None:
     }
     declared = request.headers.get("content-length", "")
     seconds = max(settings.query_seconds, 1.0)
-    body_of(request).allow(kind, declared=declared, max_bytes=max_bytes[kind], seconds=seconds)
-    if kind == "rows" or request.method in ("GET", "HEAD"):
+    body_of(request).allow(
+        body_type, declared=declared, max_bytes=max_bytes[body_type], seconds=seconds
+    )
+    if body_type == "rows" or request.method in ("GET", "HEAD"):
         return
     content = await request.body()
-    if kind == "json":
+    if body_type == "json":
         check_json(content)
 
 

@@ -116,7 +116,7 @@ def similar_searches(store: FeatureStore, text: str) -> list[str]:
 def count_kinds(results: Sequence[SearchResult]) -> dict[str, int]:
     """Count results by kind, in the order of KINDS."""
     counts = Counter(result.kind for result in results)
-    return {kind: counts[kind] for kind in KINDS if counts[kind]}
+    return {result_type: counts[result_type] for result_type in KINDS if counts[result_type]}
 
 
 def _result_of_match(match: Match) -> SearchResult:
@@ -132,11 +132,11 @@ def _result_of_match(match: Match) -> SearchResult:
 
 
 def _search_names(
-    connection: Connection, kind: str, text: str, filters: SearchFilter, limit: int
+    connection: Connection, result_type: str, text: str, filters: SearchFilter, limit: int
 ) -> list[SearchResult]:
-    category, address = _SEARCHED_BY_NAME[kind]
+    category, address = _SEARCHED_BY_NAME[result_type]
     names = overview.names(connection, category, filters, text=text, limit=limit)
-    return [SearchResult(kind, name, "name", name, address.format(name)) for name in names]
+    return [SearchResult(result_type, name, "name", name, address.format(name)) for name in names]
 
 
 @api.get("/search")
@@ -239,7 +239,10 @@ def list_features(
             )
 
     return items(
-        read, lambda each: {**asdict(each), "reference": each.reference}, limit=limit, offset=offset
+        read,
+        lambda feature: {**asdict(feature), "reference": feature.reference},
+        limit=limit,
+        offset=offset,
     )
 
 
@@ -328,7 +331,7 @@ def _plan_selected(
         plan = explain_features(store.session, selected, include_keys=True)
     except NoJoinKey:
         # The groups have different keys, so only labels can join them.
-        row = label_row([each.group for each in joined])
+        row = label_row([reference.group for reference in joined])
         return explain_features(store.session, selected, labels=[row.values]), row
     groups = [
         store.featuregroup(source.spec.name, version=source.spec.version) for source in plan.sources

@@ -238,7 +238,7 @@ def list_page(
     if format == "csv":
         return objects_to_csv("training-datasets", _COLUMNS, current_page.items)
     with store.session.registry.reading() as connection:
-        names = [each.name for each in current_page.items]
+        names = [dataset.name for dataset in current_page.items]
         owner_tags = overview.read_owners(connection, overview.DATASET, names)
     return page(
         request,

@@ -207,8 +207,8 @@ def get_entity(
     body = VectorSource(version=version, online=online, dataset=dataset)
     _, server = _find_server(request, store, full_store, name, body)
     types = {
-        column: None if kind is None else type_to_json(kind)
-        for column, kind in server.entity_types.items()
+        column: None if entity_type is None else type_to_json(entity_type)
+        for column, entity_type in server.entity_types.items()
     }
     return {"online": server.online, "entity": server.entity, "types": types}
 

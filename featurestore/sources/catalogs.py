@@ -154,7 +154,7 @@ def check_schema(schema: object) -> None:
 def parse_references(featuregroups: str | Iterable[str]) -> tuple[str, ...]:
     """Return normalized references of groups; a string is one reference."""
     names = [featuregroups] if isinstance(featuregroups, str) else featuregroups
-    return tuple(format_group_reference(*parse_group_reference(each)) for each in names)
+    return tuple(format_group_reference(*parse_group_reference(name)) for name in names)
 
 
 def plan_changes(

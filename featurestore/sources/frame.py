@@ -354,11 +354,11 @@ def check_names(
 
 def _is_data_line(types: Mapping[str, str]) -> bool:
     """Return whether each field of a header line has the type of the values below it."""
-    typed_columns = {name: kind for name, kind in types.items() if kind != "string"}
+    typed_columns = {name: type_name for name, type_name in types.items() if type_name != "string"}
     if not typed_columns:
         return any(is_typed_value(name) for name in types)
-    for name, kind in typed_columns.items():
-        word = kind.partition("[")[0]
+    for name, type_name in typed_columns.items():
+        word = type_name.partition("[")[0]
         if not is_typed_value(name, *_TEXT_TYPES.get(word, ())):
             return False
     names = list(typed_columns)

@@ -96,8 +96,8 @@ class TypeConformance:
 
     def test_upsert_keeps_every_type(self, engine: Engine, tmp_path: Path) -> None:
         columns = {"id": pa.array([1, 2, 3], pa.int64())}
-        for name, (kind, values) in VALUES.items():
-            columns[name] = pa.array([values[0], None, values[-1]], kind)
+        for name, (dtype, values) in VALUES.items():
+            columns[name] = pa.array([values[0], None, values[-1]], dtype)
         table = pa.table(columns)
         path = str(tmp_path / "table")
         engine.create_table(
@@ -131,8 +131,8 @@ class TypeConformance:
 
     def test_slices_keep_every_type(self, engine: Engine) -> None:
         columns = {"id": pa.array(range(4), pa.int64())}
-        for name, (kind, values) in VALUES.items():
-            columns[name] = pa.array([values[0], values[-1], None, values[0]], kind)
+        for name, (dtype, values) in VALUES.items():
+            columns[name] = pa.array([values[0], values[-1], None, values[0]], dtype)
         inner = [{"x": {"y": number}, "z": [{"q": {"r": "a"}}]} for number in range(3)]
         columns["structs_in_structs"] = pa.array([*inner, None])
         # The arrays of a slice have an offset, which also applies to the children of nested types.
@@ -142,8 +142,8 @@ class TypeConformance:
 
     def test_empty_table_keeps_schema(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("id", pa.int64())])
-        for name, (kind, _) in VALUES.items():
-            schema = schema.append(pa.field(name, kind))
+        for name, (dtype, _) in VALUES.items():
+            schema = schema.append(pa.field(name, dtype))
         path = str(tmp_path / "table")
         engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
         assert engine.stream(engine.read_table(path, schema=schema)).read_all().schema == schema
@@ -230,8 +230,8 @@ def _padded_table(values: Mapping[str, tuple[pa.DataType, list[Any]]]) -> pa.Tab
     """Return a table with a column per type, padded so that every column contains a null."""
     rows = 1 + max(len(cells) for _, cells in values.values())
     columns = {"id": pa.array(range(rows), pa.int64())}
-    for name, (kind, cells) in values.items():
-        columns[name] = pa.array(cells + [None] * (rows - len(cells)), kind)
+    for name, (dtype, cells) in values.items():
+        columns[name] = pa.array(cells + [None] * (rows - len(cells)), dtype)
     return pa.table(columns)
 
 
@@ -247,6 +247,6 @@ def _changed_columns(actual: pa.Table, expected: pa.Table) -> list[str]:
 
 def _every_type() -> pa.Table:
     columns = {"id": pa.array([0, 1, 2], pa.int64()), "part": pa.array(["a b/c", None, "ä"])}
-    for name, (kind, values) in VALUES.items():
-        columns[name] = pa.array([values[0], None, values[-1]], kind)
+    for name, (dtype, values) in VALUES.items():
+        columns[name] = pa.array([values[0], None, values[-1]], dtype)
     return pa.table(columns)

@@ -39,9 +39,9 @@ NUMBERS = (
 )
 DECIMALS = (pa.decimal128(12, 3), pa.decimal128(38, 10), pa.decimal128(20, 0), pa.decimal128(2, 2))
 SCALARS = (*NUMBERS, *DECIMALS, pa.string(), pa.binary(), pa.date32(), TIME)
-LISTS = (*(pa.list_(kind) for kind in SCALARS), pa.list_(pa.list_(pa.int64())))
+LISTS = (*(pa.list_(dtype) for dtype in SCALARS), pa.list_(pa.list_(pa.int64())))
 FIXED_LISTS = (
-    *(pa.list_(pa.field("item", kind), 3) for kind in SCALARS),
+    *(pa.list_(pa.field("item", dtype), 3) for dtype in SCALARS),
     pa.list_(pa.field("item", pa.list_(pa.field("item", pa.uint8()), 2)), 2),
 )
 STRUCTS = (
@@ -66,57 +66,59 @@ def supported(
     dataset_format: DatasetFormat, kinds: Sequence[pa.DataType] = EVERY_TYPE
 ) -> list[pa.DataType]:
     """Return the types that a format supports."""
-    return [kind for kind in kinds if _supports(dataset_format, kind)]
+    return [dtype for dtype in kinds if _supports(dataset_format, dtype)]
 
 
-def _supports(dataset_format: DatasetFormat, kind: pa.DataType) -> bool:
+def _supports(dataset_format: DatasetFormat, dtype: pa.DataType) -> bool:
     try:
-        dataset_format.check(pa.schema([("x", kind)]), compression=None)
+        dataset_format.check(pa.schema([("x", dtype)]), compression=None)
     except UnsupportedType:
         return False
     return True
 
 
-def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+def values(dtype: pa.DataType) -> st.SearchStrategy[Any]:
     """Return a strategy for values that contain no nulls, not even inside lists."""
-    if pat.is_fixed_size_list(kind):
-        return st.lists(values(kind.value_type), min_size=kind.list_size, max_size=kind.list_size)
-    if pat.is_list(kind):
-        return st.lists(values(kind.value_type), max_size=4)
-    if pat.is_struct(kind):
+    if pat.is_fixed_size_list(dtype):
+        return st.lists(
+            values(dtype.value_type), min_size=dtype.list_size, max_size=dtype.list_size
+        )
+    if pat.is_list(dtype):
+        return st.lists(values(dtype.value_type), max_size=4)
+    if pat.is_struct(dtype):
         fields = {}
-        for index in range(kind.num_fields):
-            fields[kind.field(index).name] = values(kind.field(index).type)
+        for index in range(dtype.num_fields):
+            fields[dtype.field(index).name] = values(dtype.field(index).type)
         return st.fixed_dictionaries(fields)
-    return _scalars(kind)
+    return _scalars(dtype)
 
 
-def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
+def _scalars(dtype: pa.DataType) -> st.SearchStrategy[Any]:
     """Return a strategy for values of a scalar type."""
-    if pat.is_boolean(kind):
+    if pat.is_boolean(dtype):
         return st.booleans()
-    if pat.is_integer(kind):
-        lowest = -(2 ** (kind.bit_width - 1))
+    if pat.is_integer(dtype):
+        lowest = -(2 ** (dtype.bit_width - 1))
         highest = -lowest - 1
         # Formats may refuse unsigned numbers above 2**63-1, which have their own test.
-        if pat.is_unsigned_integer(kind):
-            lowest, highest = 0, min(2**kind.bit_width, 2**63) - 1
+        if pat.is_unsigned_integer(dtype):
+            lowest, highest = 0, min(2**dtype.bit_width, 2**63) - 1
         return st.integers(lowest, highest)
-    if pat.is_float64(kind):
+    if pat.is_float64(dtype):
         # Formats may refuse numbers beyond float32, which have their own test.
         return st.floats(-_LARGEST_FLOAT32, _LARGEST_FLOAT32) | st.sampled_from(_NOT_FINITE)
-    if pat.is_floating(kind):
-        return st.floats(width=kind.bit_width)
-    if pat.is_decimal(kind):
-        digits = st.integers(-(10**kind.precision) + 1, 10**kind.precision - 1)
+    if pat.is_floating(dtype):
+        return st.floats(width=dtype.bit_width)
+    if pat.is_decimal(dtype):
+        digits = st.integers(-(10**dtype.precision) + 1, 10**dtype.precision - 1)
         return digits.map(
-            lambda unscaled: Decimal(unscaled).scaleb(-kind.scale, _context(kind.precision))
+            lambda unscaled: Decimal(unscaled).scaleb(-dtype.scale, _context(dtype.precision))
         )
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         return st.dates()
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return st.datetimes(timezones=st.just(dt.UTC))
-    if pat.is_binary(kind):
+    if pat.is_binary(dtype):
         return st.binary(max_size=12)
     return st.text(max_size=12)
 
@@ -133,69 +135,69 @@ def tables(draw: st.DrawFn, kinds: Sequence[pa.DataType], *, max_rows: int = 12)
     column_types = draw(st.lists(st.sampled_from(list(kinds)), min_size=1, max_size=5))
     rows = draw(st.integers(0, max_rows))
     columns = {}
-    for index, kind in enumerate(column_types):
-        cell = values(kind)
+    for index, dtype in enumerate(column_types):
+        cell = values(dtype)
         if draw(st.booleans()):
             cell = st.one_of(st.none(), cell)
         cells = draw(st.lists(cell, min_size=rows, max_size=rows))
-        columns[f"c{index}"] = pa.array(cells, kind)
+        columns[f"c{index}"] = pa.array(cells, dtype)
     return pa.table(columns)
 
 
 def example_table(kinds: Sequence[pa.DataType], *, rows: int = 300) -> pa.Table:
     """Return a deterministic table with one column for each type and some nulls."""
     columns = {}
-    for number, kind in enumerate(kinds):
-        cells = [_example(kind, row, number) for row in range(rows)]
-        columns[f"c{number}"] = pa.array(cells, kind)
+    for number, dtype in enumerate(kinds):
+        cells = [_example(dtype, row, number) for row in range(rows)]
+        columns[f"c{number}"] = pa.array(cells, dtype)
     return pa.table(columns)
 
 
-def _example(kind: pa.DataType, row: int, column: int) -> Any:
+def _example(dtype: pa.DataType, row: int, column: int) -> Any:
     if (row + column) % 7 == 3:
         return None
-    return _value(kind, row * 31 + column)
+    return _value(dtype, row * 31 + column)
 
 
-def _value(kind: pa.DataType, seed: int) -> Any:
+def _value(dtype: pa.DataType, seed: int) -> Any:
     """Return a value of a type that is determined by a seed."""
-    if pat.is_fixed_size_list(kind):
-        return [_value(kind.value_type, seed + item) for item in range(kind.list_size)]
-    if pat.is_list(kind):
-        return [_value(kind.value_type, seed + item) for item in range(seed % 4)]
-    if pat.is_struct(kind):
+    if pat.is_fixed_size_list(dtype):
+        return [_value(dtype.value_type, seed + item) for item in range(dtype.list_size)]
+    if pat.is_list(dtype):
+        return [_value(dtype.value_type, seed + item) for item in range(seed % 4)]
+    if pat.is_struct(dtype):
         fields = {}
-        for index in range(kind.num_fields):
-            fields[kind.field(index).name] = _value(kind.field(index).type, seed + index)
+        for index in range(dtype.num_fields):
+            fields[dtype.field(index).name] = _value(dtype.field(index).type, seed + index)
         return fields
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         return dt.date(1960, 1, 1) + dt.timedelta(days=seed)
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return dt.datetime(1960, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=seed, microseconds=seed)
-    if pat.is_string(kind) or pat.is_binary(kind):
+    if pat.is_string(dtype) or pat.is_binary(dtype):
         # Quotes, separators, line breaks and characters of several bytes require escaping in text
         # formats.
         text = f'{"é" * (seed % 3)}"{seed}",\r\n'[: 2 + seed % 9]
-        if pat.is_string(kind):
+        if pat.is_string(dtype):
             return text
         return text.encode() + bytes([0, 255])
-    return _number(kind, seed)
+    return _number(dtype, seed)
 
 
-def _number(kind: pa.DataType, seed: int) -> Any:
+def _number(dtype: pa.DataType, seed: int) -> Any:
     """Return a number of a type that is determined by a seed."""
-    if pat.is_boolean(kind):
+    if pat.is_boolean(dtype):
         return seed % 3 == 0
-    if pat.is_integer(kind):
-        span = 2 ** (kind.bit_width - 1)
+    if pat.is_integer(dtype):
+        span = 2 ** (dtype.bit_width - 1)
         number = seed * 7919 % span
-        if pat.is_unsigned_integer(kind):
+        if pat.is_unsigned_integer(dtype):
             return number
         return number - span // 2
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         # Multiples of 1/64 are exact in float32.
         return (seed - 4000) / 64
-    return Decimal(seed % 10**kind.precision).scaleb(-kind.scale)
+    return Decimal(seed % 10**dtype.precision).scaleb(-dtype.scale)
 
 
 def profiles(table: pa.Table) -> tuple[ColumnProfile, ...]:

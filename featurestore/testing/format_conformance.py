@@ -99,7 +99,7 @@ def write(
 
 def list_files(directory: Path) -> list[Path]:
     """Return all files below a directory, sorted."""
-    return sorted(each for each in directory.rglob("*") if each.is_file())
+    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def _table_with_value_under_null(junk: int) -> pa.Table:
@@ -219,7 +219,7 @@ class FormatConformance:
     def test_declared_lengths_keep_values(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        kinds = [kind for kind in supported(dataset_format) if "decimal" not in str(kind)]
+        kinds = [dtype for dtype in supported(dataset_format) if "decimal" not in str(dtype)]
         table = example_table(kinds)
         layout = build_layout(dataset_format, table, declared=True)
         path, shard = write(dataset_format, tmp_path / "whole", table, layout)
@@ -297,8 +297,10 @@ class FormatConformance:
         assert profiled_names == [name for name in table.schema.names if name in profiled_names]
         all_profiles = profiles(table)
         needed_profiles = [
-            each if each.name in profiled_names else ColumnProfile(each.name, each.rows, 0)
-            for each in all_profiles
+            profile
+            if profile.name in profiled_names
+            else ColumnProfile(profile.name, profile.rows, 0)
+            for profile in all_profiles
         ]
         options: dict[str, Any] = {"compression": None, "block_rows": BLOCK_ROWS}
         layout = dataset_format.layout(table.schema, all_profiles, **options)
@@ -311,23 +313,23 @@ class FormatConformance:
         encodings = dataset_format.encodings(build_layout(dataset_format, table))
         assert list(encodings) == table.schema.names
         for field in table.schema:
-            kind = field.type
+            dtype = field.type
             shape: tuple[int, ...] = ()
-            while pa.types.is_fixed_size_list(kind):
-                kind, shape = kind.value_type, (*shape, kind.list_size)
-            if pa.types.is_list(kind):
+            while pa.types.is_fixed_size_list(dtype):
+                dtype, shape = dtype.value_type, (*shape, dtype.list_size)
+            if pa.types.is_list(dtype):
                 assert encodings[field.name].shape is None
             else:
                 assert encodings[field.name].shape == shape
 
     def test_check_names_all_unsupported_types(self, dataset_format: DatasetFormat) -> None:
         supported_types = supported(dataset_format)
-        unsupported_types = [kind for kind in EVERY_TYPE if kind not in supported_types]
+        unsupported_types = [dtype for dtype in EVERY_TYPE if dtype not in supported_types]
         if not unsupported_types:
             return
         schema = pa.schema([("good", pa.int64())])
-        for number, kind in enumerate(unsupported_types):
-            schema = schema.append(pa.field(f"bad{number}", kind))
+        for number, dtype in enumerate(unsupported_types):
+            schema = schema.append(pa.field(f"bad{number}", dtype))
         with pytest.raises(UnsupportedType) as caught:
             dataset_format.check(schema, compression=None)
         for name in schema.names[1:]:
@@ -389,7 +391,7 @@ class FormatConformance:
     def test_decoded_records_equal_read_rows(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        kinds = [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
+        kinds = [dtype for dtype in supported(dataset_format) if pa.types.is_primitive(dtype)]
         table = example_table(kinds)
         layout = build_layout(dataset_format, table)
         access_and_records = write_records(dataset_format, tmp_path, table, layout)
@@ -432,7 +434,7 @@ class FormatConformance:
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(
-            [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
+            [dtype for dtype in supported(dataset_format) if pa.types.is_primitive(dtype)]
         )
         layout = build_layout(dataset_format, table)
         access_and_records = write_records(dataset_format, tmp_path, table, layout)
@@ -444,10 +446,10 @@ class FormatConformance:
         for name, (values, _) in decoded.items():
             if values.dtype != object:
                 names_of.setdefault(values.dtype, []).append(name)
-        for kind, names in names_of.items():
+        for dtype, names in names_of.items():
             # The array is larger than the decoded range, so that writes outside of the range are
             # detected.
-            array = np.full((len(names) + 1, len(records) + 7), 1, kind)
+            array = np.full((len(names) + 1, len(records) + 7), 1, dtype)
             access.plane_reader([[*map(Plane, names), None]])(records, [array], 5)
             for row, name in zip(array, names, strict=False):
                 assert row[5:-2].tobytes() == decoded[name][0].tobytes(), name
@@ -496,7 +498,7 @@ class FormatConformance:
             "null": [b"ab", None, b"\0d"],
             "longer": [b"a", b"bc", b""],
         }
-        table = pa.table({name: pa.array(each, pa.binary()) for name, each in cells.items()})
+        table = pa.table({name: pa.array(column, pa.binary()) for name, column in cells.items()})
         layout = build_layout(dataset_format, table)
         access_and_records = write_records(dataset_format, tmp_path, table, layout)
         if access_and_records is None:

@@ -331,10 +331,10 @@ class _RandomValues:
         present = [value for value in values if value is not None]
         return present[int(self._random.integers(len(present)))]
 
-    def time(self, kind: str, time_count: int, *, null: float) -> Any:
-        if kind == "none" or self._random.random() < null:
+    def time(self, time_type: str, time_count: int, *, null: float) -> Any:
+        if time_type == "none" or self._random.random() < null:
             return None
-        return _TIMES[kind](int(self._random.integers(time_count)))
+        return _TIMES[time_type](int(self._random.integers(time_count)))
 
 
 def _time_at_step(step: int) -> datetime:
@@ -349,10 +349,10 @@ _TIMES: dict[str, Callable[[int], Any]] = {"timestamp": _time_at_step, "date": _
 
 
 def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
-    kind = _KEYS[shape.key]
+    dtype = _KEYS[shape.key]
     if shape.key in ("pair", "text"):
-        return {"k": kind, "k2": kind}
-    return {"k": kind}
+        return {"k": dtype, "k2": dtype}
+    return {"k": dtype}
 
 
 def _build_cases(
@@ -365,8 +365,8 @@ def _build_cases(
     """Return the generated rows and labels as tables, with the roles and options of a shape."""
     kinds = {"case": pa.int64(), "created": TIMESTAMP, "n": pa.int64()}
     kinds |= {"event": TIMESTAMP, "at": TIMESTAMP}
-    for name, (kind, _) in (_FEATURES | keys).items():
-        kinds[name] = kind
+    for name, (dtype, _) in (_FEATURES | keys).items():
+        kinds[name] = dtype
     step = timedelta(microseconds=1)
     if shape.time == "date":
         kinds["event"] = pa.date32()

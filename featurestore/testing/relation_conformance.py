@@ -41,9 +41,9 @@ def make_rows(count: int) -> pa.Table:
     ids = np.arange(count)
     hours: list[datetime] = []
     zones: list[str | None] = []
-    for each in range(count):
-        hours.append(NOON + timedelta(hours=each))
-        zones.append(("a", "b", "c", "d", None)[each % 5])
+    for row in range(count):
+        hours.append(NOON + timedelta(hours=row))
+        zones.append(("a", "b", "c", "d", None)[row % 5])
     return pa.table(
         {
             "id": pa.array(ids, pa.int64()),
@@ -207,7 +207,7 @@ class RelationConformance:
             self.staged_relation(engine, make_rows(4)), double_value, schema=schema
         )
         assert mapped.schema == schema
-        expected = [{"id": each, "twice": float(each)} for each in range(4)]
+        expected = [{"id": row, "twice": float(row)} for row in range(4)]
         assert rows(engine, mapped, sort_by="id") == expected
         assert rows(engine, engine.filter(mapped, "twice > 1"), sort_by="id") == expected[2:]
 

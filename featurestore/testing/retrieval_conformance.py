@@ -151,10 +151,10 @@ class RetrievalCheck:
         return list(actual.to_pylist())
 
 
-def _can_represent(value: Decimal, kind: pa.DataType) -> bool:
+def _can_represent(value: Decimal, dtype: pa.DataType) -> bool:
     """Return True if an integer or decimal type can represent a value."""
     try:
-        return bool(pa.array([value], kind)[0].as_py() == value)
+        return bool(pa.array([value], dtype)[0].as_py() == value)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return False
 
@@ -163,10 +163,10 @@ def _table(columns: dict[str, Sequence[Any]], types: dict[str, pa.DataType]) -> 
     """Return a table of columns; datetimes without a declared type become UTC timestamps."""
     arrays = {}
     for name, values in columns.items():
-        kind = types.get(name)
-        if kind is None and any(isinstance(value, datetime) for value in values):
-            kind = TIMESTAMP
-        arrays[name] = pa.array(values, kind)
+        dtype = types.get(name)
+        if dtype is None and any(isinstance(value, datetime) for value in values):
+            dtype = TIMESTAMP
+        arrays[name] = pa.array(values, dtype)
     return pa.table(arrays)
 
 
@@ -589,9 +589,9 @@ class ResultConformance(RetrievalFixtures):
         columns = {"at": pa.array([hours_after_t0(1)] * 3, TIMESTAMP)}
         features = []
         expected: dict[str, list[int | None]] = {}
-        for number, (kind, values) in enumerate(keys.items()):
+        for number, (dtype, values) in enumerate(keys.items()):
             # The labels have the keys in reverse order, so that a join by position fails.
-            columns[f"k{number}"] = pa.array(values[::-1], kind)
+            columns[f"k{number}"] = pa.array(values[::-1], dtype)
             rows: dict[str, Sequence[Any]] = {
                 f"k{number}": values,
                 "t": [hours_after_t0(0)] * 3,
@@ -599,7 +599,7 @@ class ResultConformance(RetrievalFixtures):
             }
             retrieval.group(
                 f"g{number}",
-                _table(rows, {f"k{number}": kind}),
+                _table(rows, {f"k{number}": dtype}),
                 primary_key=(f"k{number}",),
                 event_time="t",
             )
@@ -634,20 +634,20 @@ class ResultConformance(RetrievalFixtures):
         values: list[Any] = [Decimal("1.10"), Decimal("1.15"), Decimal("-2"), Decimal("99.99")]
         values += [Decimal(1), Decimal(300), Decimal(70_000), Decimal(2**64 - 1), Decimal(2) ** 100]
         features, keys_by_feature = [], {}
-        for number, kind in enumerate(kinds):
-            group_keys = [value for value in values if _can_represent(value, kind)]
+        for number, dtype in enumerate(kinds):
+            group_keys = [value for value in values if _can_represent(value, dtype)]
             rows: dict[str, Sequence[Any]] = {"k": group_keys, "x": list(map(float, group_keys))}
             rows |= {
                 "t": [hours_after_t0(0)] * len(group_keys),
                 "t2": [hours_after_t0(0)] * len(group_keys),
             }
-            retrieval.group(f"g{number}", _table(rows, {"k": kind}), **declared)
+            retrieval.group(f"g{number}", _table(rows, {"k": dtype}), **declared)
             features.append(f"g{number}.x as x{number}")
             keys_by_feature[f"x{number}"] = group_keys
-        for kind in (*kinds, pa.decimal128(5, 3)):
-            label_keys = [value for value in values if _can_represent(value, kind)]
+        for dtype in (*kinds, pa.decimal128(5, 3)):
+            label_keys = [value for value in values if _can_represent(value, dtype)]
             labels = _table(
-                {"k": label_keys, "at": [hours_after_t0(1)] * len(label_keys)}, {"k": kind}
+                {"k": label_keys, "at": [hours_after_t0(1)] * len(label_keys)}, {"k": dtype}
             )
             actual = retrieval.check(features, labels, label_time="at")
             for name, group_keys in keys_by_feature.items():

@@ -247,7 +247,7 @@ class StorageConformance:
 
 
 def _names(storage: ObjectStore, folder: str, *, after: str = "") -> list[str]:
-    return [each.name for each in storage.list(folder, after=after)]
+    return [file.name for file in storage.list(folder, after=after)]
 
 
 def _fail_in(writing: AbstractContextManager[Writer]) -> None:

@@ -78,11 +78,11 @@ def rows_with_ids(*numbers: int, value: float | None = None) -> pa.Table:
     return table.set_column(3, "value", pa.array([value] * len(numbers), pa.float64()))
 
 
-def prices(kind: pa.DataType, *values: str | None) -> pa.Table:
+def prices(dtype: pa.DataType, *values: str | None) -> pa.Table:
     """Return rows with decimals of a type, one row per string."""
     numbers = [None if value is None else Decimal(value) for value in values]
     times = pa.array([NOON] * len(values), pa.timestamp("us", tz="UTC"))
-    return pa.table({"price": pa.array(numbers, kind), "t": times})
+    return pa.table({"price": pa.array(numbers, dtype), "t": times})
 
 
 class TableConformance:
@@ -386,12 +386,12 @@ class TableConformance:
         # The table is wide enough already.
         assert engine.widen_columns(path, columns) is None
         write(engine, path, prices(wide, "12.125"), TableWrite("append"))
-        for version, kind, values in ((2, narrow, []), (4, wide, ["12.125"])):
+        for version, dtype, values in ((2, narrow, []), (4, wide, ["12.125"])):
             read = engine.read_table(path, version=version)
-            assert read.schema.field("price").type == kind
-            expected = prices(kind, "1.25", "9.99", *values, None)
+            assert read.schema.field("price").type == dtype
+            expected = prices(dtype, "1.25", "9.99", *values, None)
             assert rows(engine, read, sort_by="price") == expected.to_pylist()
-        assert [each.rows_in for each in read_history(path)[:3]] == [1, 0, 1]
+        assert [commit.rows_in for commit in read_history(path)[:3]] == [1, 0, 1]
         assert read_history(path)[1].operation == "widen"
         with pytest.raises(SchemaMismatch, match="38 digits"):
             engine.widen_columns(path, pa.schema([("price", pa.decimal128(38, 0))]))
@@ -415,8 +415,8 @@ class TableConformance:
 
     def test_compaction_keeps_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        for each in range(3):
-            write(engine, path, rows_with_ids(each))
+        for number in range(3):
+            write(engine, path, rows_with_ids(number))
         assert engine.compact(path) is not None
         assert ids(engine, path) == [0, 1, 2]
         assert len(read_snapshot(path).files) == 1
@@ -426,8 +426,8 @@ class TableConformance:
 
     def test_vacuum_keeps_pinned_versions(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        for each in range(3):
-            write(engine, path, rows_with_ids(each), TableWrite("overwrite"))
+        for number in range(3):
+            write(engine, path, rows_with_ids(number), TableWrite("overwrite"))
         # All versions are older than this time, so only the pin retains files.
         removed = engine.vacuum(
             path, keep_versions=[2], retain=datetime.now(UTC) + timedelta(seconds=1)
@@ -441,8 +441,8 @@ class TableConformance:
 
     def test_vacuum_keeps_files_of_recent_versions(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        for each in range(3):
-            write(engine, path, rows_with_ids(each), TableWrite("overwrite"))
+        for number in range(3):
+            write(engine, path, rows_with_ids(number), TableWrite("overwrite"))
         assert (
             list(
                 engine.vacuum(path, keep_versions=[], retain=datetime.now(UTC) - timedelta(days=1))
@@ -466,8 +466,8 @@ class TableConformance:
 
         def work(number: int) -> None:
             try:
-                for each in range(2):
-                    write(engine, path, rows_with_ids(number * 2 + each))
+                for step in range(2):
+                    write(engine, path, rows_with_ids(number * 2 + step))
             except BaseException as error:
                 failures.append(error)
 
@@ -486,8 +486,8 @@ class TableConformance:
         engine.create_table(
             path, schema=SCHEMA, partition_by=(), properties=often, commit_metadata={}
         )
-        for each in range(3):
-            write(engine, path, rows_with_ids(each))
+        for number in range(3):
+            write(engine, path, rows_with_ids(number))
         # With a checkpoint every two commits, later versions are read from a checkpoint and the
         # commits after it.
         log = files.list_directory(os.path.join(path, "_delta_log"))

@@ -44,7 +44,7 @@ from featurestore.usersql.functions import (
     SAME_KIND_FUNCTIONS,
     UNITS,
     Function,
-    Kind,
+    ValueType,
     duckdb_functions,
 )
 from featurestore.usersql.text import (
@@ -58,8 +58,8 @@ from featurestore.usersql.text import (
 if TYPE_CHECKING:
     from sqlglot import exp
 
-_NUMERIC: tuple[Kind, ...] = ("integer", "decimal", "float", "number")
-_ORDERED: tuple[Kind, ...] = (
+_NUMERIC: tuple[ValueType, ...] = ("integer", "decimal", "float", "number")
+_ORDERED: tuple[ValueType, ...] = (
     *_NUMERIC,
     "unsigned",
     "boolean",
@@ -78,13 +78,13 @@ _INTERVALS = {
     "DAY": timedelta(days=1),
     "WEEK": timedelta(weeks=1),
 }
-_TYPE_KINDS: dict[str, Kind] = {
+_TYPE_KINDS: dict[str, ValueType] = {
     "BIGINT": "integer", "INT": "integer", "DOUBLE": "number", "TEXT": "string", "VARCHAR": "string",
     "DATE": "date", "TIMESTAMP": "timestamp", "TIMESTAMPTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp", "TIMESTAMPLTZ": "timestamp", "VARBINARY": "binary",
 }  # fmt: skip
 # The types of casts in SQL.
-_SQL_TYPES: dict[Kind, str] = {
+_SQL_TYPES: dict[ValueType, str] = {
     "boolean": "boolean", "integer": "bigint", "number": "double", "string": "varchar",
     "date": "date", "timestamp": "timestamptz", "binary": "blob",
 }  # fmt: skip
@@ -102,9 +102,9 @@ def predicate(sql: str, *, schema: pa.Schema, dialect: str) -> str:
             differ between engines; the hint suggests an alternative.
     """
     condition = expression(sql, schema=schema, dialect=dialect)
-    if condition.kind != "boolean":
+    if condition.value_type != "boolean":
         raise InvalidSql(
-            f"{shorten_sql(sql)} is not a condition: its type is {condition.kind}, not boolean.",
+            f"{shorten_sql(sql)} is not a condition: its type is {condition.value_type}, not boolean.",
             hint="compare it with a value, for example speed > 10",
         )
     return condition.sql
@@ -163,7 +163,7 @@ class TypedSql:
     """The engine SQL and the kind of a node; ``constant`` is its value if it is constant."""
 
     sql: str
-    kind: Kind
+    value_type: ValueType
     constant: object = None
     arrow: pa.DataType | None = None
 
@@ -271,13 +271,13 @@ class _Writer:
         """Write a node as the SQL of the engine."""
         # A server limits the duration of a request, and a user condition can be large.
         check_time()
-        kind = type(node)
-        if kind in self._comparisons:
-            return self._write_comparison(self._comparisons[kind], node)
-        if kind in self._operators:
-            return self._write_operator(self._operators[kind], node)
-        if kind in self._writers:
-            return self._writers[kind](node)
+        node_type = type(node)
+        if node_type in self._comparisons:
+            return self._write_comparison(self._comparisons[node_type], node)
+        if node_type in self._operators:
+            return self._write_operator(self._operators[node_type], node)
+        if node_type in self._writers:
+            return self._writers[node_type](node)
         raise self._unsupported_error(node)
 
     # -- columns and constants ------------------------------------------------------------
@@ -351,16 +351,16 @@ class _Writer:
 
     def _write_negative(self, node: exp.Expr) -> TypedSql:
         operand = self.write(node.this)
-        if isinstance(operand.constant, int | Decimal) and operand.kind in _NUMERIC:
+        if isinstance(operand.constant, int | Decimal) and operand.value_type in _NUMERIC:
             constant = operand.constant
             # The negation of a decimal would be rounded to 28 digits.
             negated = -constant if isinstance(constant, int) else constant.copy_negate()
-            return TypedSql(f"-{operand.sql}", operand.kind, constant=negated)
+            return TypedSql(f"-{operand.sql}", operand.value_type, constant=negated)
         # The negative of the smallest 64-bit integer does not exist. A subtraction returns null for
         # it, like other integer arithmetic.
-        if operand.kind == "integer":
+        if operand.value_type == "integer":
             return self._write_function("-", OPERATORS["-"], [TypedSql("0", "integer"), operand])
-        if operand.kind in ("number", "float"):
+        if operand.value_type in ("number", "float"):
             return TypedSql(f"(-{self._convert_to_number(operand)})", "number")
         raise self._wrong_kinds_error("-", [operand])
 
@@ -392,19 +392,19 @@ class _Writer:
 
     def _compare_column(self, sign: str, column: TypedSql, constant: TypedSql) -> TypedSql:
         """Compare a numeric column with a constant, by value."""
-        number, kind = _number_of(constant), column.arrow
+        number, dtype = _number_of(constant), column.arrow
         if sign not in MIRRORED:  # IS [NOT] DISTINCT FROM
-            value = to_number(number, kind)
+            value = to_number(number, dtype)
             if value is None:
                 return TypedSql("FALSE" if "NOT" in sign else "TRUE", "boolean")
             return TypedSql(
-                f"({column.sql} {sign} {self._write_number(value, constant, kind)})", "boolean"
+                f"({column.sql} {sign} {self._write_number(value, constant, dtype)})", "boolean"
             )
-        narrowed = narrow_comparison(MIRRORED[MIRRORED[sign]], number, kind)
+        narrowed = narrow_comparison(MIRRORED[MIRRORED[sign]], number, dtype)
         if isinstance(narrowed, bool):
             return self._decide(column, narrowed)
         narrowed_sign, value = narrowed
-        literal = self._write_number(value, constant, kind)
+        literal = self._write_number(value, constant, dtype)
         return TypedSql(f"({column.sql} {narrowed_sign} {literal})", "boolean")
 
     def _decide(self, column: TypedSql, result: bool) -> TypedSql:
@@ -413,13 +413,13 @@ class _Writer:
             return TypedSql(f"({column.sql} IS NOT NULL OR CAST(NULL AS BOOLEAN))", "boolean")
         return TypedSql(f"({column.sql} IS NULL AND CAST(NULL AS BOOLEAN))", "boolean")
 
-    def _write_number(self, value: Number, constant: TypedSql, kind: pa.DataType) -> str:
+    def _write_number(self, value: Number, constant: TypedSql, dtype: pa.DataType) -> str:
         """Return a number of the type of a column as a literal."""
-        if pat.is_decimal(kind):
-            return f"CAST('{value:f}' AS DECIMAL({kind.precision}, {kind.scale}))"
+        if pat.is_decimal(dtype):
+            return f"CAST('{value:f}' AS DECIMAL({dtype.precision}, {dtype.scale}))"
         if isinstance(value, int):
             return str(value)
-        if not pat.is_float64(kind):
+        if not pat.is_float64(dtype):
             return f"CAST('{value!r}' AS FLOAT)"
         if value == float(_number_of(constant)):
             return self._convert_to_number(constant)
@@ -429,10 +429,10 @@ class _Writer:
 
     def _write_condition(self, node: exp.Expr) -> str:
         condition = self.write(node)
-        if condition.kind != "boolean":
+        if condition.value_type != "boolean":
             raise InvalidSql(
                 f"{shorten_sql(self._sql)}: the type of {node.sql(dialect=DIALECT)!r} is "
-                f"{condition.kind}, not boolean.",
+                f"{condition.value_type}, not boolean.",
                 hint="compare it with a value, for example speed > 10",
             )
         return condition.sql
@@ -517,7 +517,7 @@ class _Writer:
         value, pattern = self.write(node.this), self.write(node.expression)
         # A pattern must be a constant, because a backslash in it escapes in Spark but not in
         # DuckDB.
-        if value.kind != "string" or not isinstance(pattern.constant, str):
+        if value.value_type != "string" or not isinstance(pattern.constant, str):
             raise self._wrong_kinds_error("like", [value, pattern])
         if "\\" in pattern.constant:
             raise InvalidSql(
@@ -563,7 +563,7 @@ class _Writer:
                 f"{shorten_sql(self._sql)}: all results of a case are null.",
                 hint="cast(null as double)",
             )
-        kind, converted = self._convert_to_common_kind(typed)
+        value_type, converted = self._convert_to_common_kind(typed)
         remaining = iter(converted)
         values = [result.sql if result is _NULL else next(remaining) for result in results]
         case_sql = "CASE"
@@ -571,7 +571,7 @@ class _Writer:
             case_sql += f" WHEN {condition} THEN {value}"
         if len(values) > len(conditions):
             case_sql += f" ELSE {values[-1]}"
-        return TypedSql(f"({case_sql} END)", kind)
+        return TypedSql(f"({case_sql} END)", value_type)
 
     # -- functions ------------------------------------------------------------------------
 
@@ -619,12 +619,12 @@ class _Writer:
         if name == "nullif" and len(arguments) != 2:
             raise self._wrong_kinds_error(name, arguments)
         try:
-            kind, values = self._convert_to_common_kind(arguments)
+            value_type, values = self._convert_to_common_kind(arguments)
         except InvalidSql as error:
             line = self._convert_constants(arguments, nodes)
             hint = error.hint if line is None else f"{_CONVERTED}{line}"
             raise InvalidSql(error.message, hint=hint) from error
-        return TypedSql(f"{name}({', '.join(values)})", kind)
+        return TypedSql(f"{name}({', '.join(values)})", value_type)
 
     def _write_function(
         self, name: str, functions: Sequence[Function], arguments: list[TypedSql]
@@ -634,8 +634,8 @@ class _Writer:
             if len(function.arguments) != len(arguments):
                 continue
             converted = []
-            for argument, kind in zip(arguments, function.arguments, strict=True):
-                value = self._convert_argument(argument, kind)
+            for argument, value_type in zip(arguments, function.arguments, strict=True):
+                value = self._convert_argument(argument, value_type)
                 if value is not None:
                     converted.append(value)
             if len(converted) == len(arguments):
@@ -644,28 +644,32 @@ class _Writer:
                 )
         raise self._wrong_kinds_error(name, arguments, functions)
 
-    def _convert_argument(self, argument: TypedSql, kind: Kind) -> str | None:
+    def _convert_argument(self, argument: TypedSql, value_type: ValueType) -> str | None:
         """Convert an argument to a kind; return None if it cannot be converted."""
-        if kind == "count":
+        if value_type == "count":
             # Zero and negative positions and lengths count differently in DuckDB and Spark.
             if isinstance(argument.constant, int) and argument.constant >= 1:
                 return argument.sql
             return None
-        if kind == "unit":
+        if value_type == "unit":
             # Engines accept further units, whose truncation was not compared.
             if str(argument.constant).lower() in UNITS:
                 return argument.sql.lower()
             return None
-        if argument.kind == kind:
+        if argument.value_type == value_type:
             return argument.sql
-        if kind == "number" and argument.kind in _NUMERIC:
+        if value_type == "number" and argument.value_type in _NUMERIC:
             return self._convert_to_number(argument)
-        if kind == "timestamp" and argument.kind == "string" and isinstance(argument.constant, str):
+        if (
+            value_type == "timestamp"
+            and argument.value_type == "string"
+            and isinstance(argument.constant, str)
+        ):
             return self._constant_time(argument.constant, "timestamp").sql
         return None
 
     def _convert_to_number(self, operand: TypedSql) -> str:
-        if operand.kind == "number":
+        if operand.value_type == "number":
             return operand.sql
         if isinstance(operand.constant, Decimal):
             return f"CAST('{operand.constant}' AS DOUBLE)"
@@ -673,14 +677,14 @@ class _Writer:
 
     # -- kinds ----------------------------------------------------------------------------
 
-    def _convert_to_common_kind(self, values: Sequence[TypedSql]) -> tuple[Kind, list[str]]:
+    def _convert_to_common_kind(self, values: Sequence[TypedSql]) -> tuple[ValueType, list[str]]:
         """Return the common kind of values, and the converted values."""
-        kinds = {value.kind for value in values}
+        kinds = {value.value_type for value in values}
         # Integer columns of different widths would get an engine-dependent result type.
         if kinds <= {"integer"}:
             return "integer", [f"CAST({value.sql} AS BIGINT)" for value in values]
-        if len(kinds) == 1 and values[0].kind in _ORDERED:
-            return values[0].kind, [value.sql for value in values]
+        if len(kinds) == 1 and values[0].value_type in _ORDERED:
+            return values[0].value_type, [value.sql for value in values]
         if kinds <= set(_NUMERIC):
             return "number", list(map(self._convert_to_number, values))
         raise self._wrong_kinds_error("a choice between values", values)
@@ -689,19 +693,19 @@ class _Writer:
         self, operands: list[TypedSql], nodes: Sequence[exp.Expr], *, is_equality: bool
     ) -> list[str]:
         """Convert the operands of a comparison to comparable kinds."""
-        kinds = {operand.kind for operand in operands}
+        kinds = {operand.value_type for operand in operands}
         times = {"date", "timestamp"}
         if kinds & times and kinds <= {*times, "string"}:
             return self._to_comparable_times(operands, kinds)
         if kinds <= {*_NUMERIC, "unsigned"}:
             return self._to_comparable_numbers(operands, kinds)
-        if len(kinds) == 1 and operands[0].kind in _ORDERED:
+        if len(kinds) == 1 and operands[0].value_type in _ORDERED:
             return [operand.sql for operand in operands]
         raise self._incomparable_error(operands, nodes, is_equality=is_equality)
 
-    def _to_comparable_numbers(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
+    def _to_comparable_numbers(self, operands: list[TypedSql], kinds: set[ValueType]) -> list[str]:
         """Convert numbers to types that all engines compare equally."""
-        columns = {operand.kind for operand in operands if operand.constant is None}
+        columns = {operand.value_type for operand in operands if operand.constant is None}
         if columns == {"float"} and "number" not in kinds:
             # Like DuckDB: a constant is rounded to the nearest float32.
             converted = []
@@ -717,12 +721,12 @@ class _Writer:
             return [operand.sql for operand in operands]
         return list(map(self._convert_to_number, operands))
 
-    def _to_comparable_times(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
+    def _to_comparable_times(self, operands: list[TypedSql], kinds: set[ValueType]) -> list[str]:
         """Convert dates, timestamps and string constants to the same kind."""
         is_date = "timestamp" not in kinds
         converted = []
         for operand in operands:
-            if operand.kind == "string":
+            if operand.value_type == "string":
                 # An engine would parse strings of a column in its own formats, so only constants
                 # are times.
                 if not isinstance(operand.constant, str):
@@ -730,31 +734,31 @@ class _Writer:
                 # If one string has a time of day, all operands are compared as timestamps.
                 is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", operand.constant) is not None
         for operand in operands:
-            if operand.kind == "string":
-                kind: Kind = "timestamp"
+            if operand.value_type == "string":
+                value_type: ValueType = "timestamp"
                 if is_date:
-                    kind = "date"
-                converted.append(self._constant_time(str(operand.constant), kind).sql)
-            elif operand.kind == "date" and not is_date:
+                    value_type = "date"
+                converted.append(self._constant_time(str(operand.constant), value_type).sql)
+            elif operand.value_type == "date" and not is_date:
                 converted.append(self._apply_cast(operand, "timestamp").sql)
             else:
                 converted.append(operand.sql)
         return converted
 
-    def _constant_time(self, string: str, kind: Kind) -> TypedSql:
+    def _constant_time(self, string: str, value_type: ValueType) -> TypedSql:
         """Convert a string constant to a date or a timestamp in UTC."""
-        if kind == "timestamp" and is_finer_than_microseconds(string):
+        if value_type == "timestamp" and is_finer_than_microseconds(string):
             raise InvalidSql(
                 f"{shorten_sql(self._sql)}: {string!r} is finer than a microsecond.",
                 hint="write '2024-01-31 12:00:00.123456+00:00'",
             )
         try:
-            if kind == "date":
+            if value_type == "date":
                 return self._write_date(date.fromisoformat(string))
             value = datetime.fromisoformat(string)
         except ValueError as error:
             raise InvalidSql(
-                f"{shorten_sql(self._sql)}: {string!r} is not a {kind}.",
+                f"{shorten_sql(self._sql)}: {string!r} is not a {value_type}.",
                 hint="write '2024-01-31' or '2024-01-31 12:00:00+00:00'",
             ) from error
         # Times without a time zone are UTC everywhere in the store, not in the session time zone.
@@ -770,9 +774,9 @@ class _Writer:
 
     def _write_cast(self, node: exp.Expr) -> TypedSql:
         target = node.args["to"]
-        kind = _TYPE_KINDS.get(str(target.this.name))
+        value_type = _TYPE_KINDS.get(str(target.this.name))
         operand = self.write(node.this)
-        if kind is None:
+        if value_type is None:
             raise InvalidSql(
                 f"{shorten_sql(self._sql)} casts to the unsupported type "
                 f"{target.sql(dialect=DIALECT).lower()}. Available: {listing(_SQL_TYPES.values())}.",
@@ -781,14 +785,14 @@ class _Writer:
         if target.expressions or node.args.get("format"):
             raise self._unsupported_error(node)
         # Constant times are converted here, because the formats that engines accept differ.
-        if isinstance(operand.constant, str) and kind in ("date", "timestamp"):
-            return self._constant_time(operand.constant, kind)
-        if isinstance(operand.constant, str) and kind == "binary":
+        if isinstance(operand.constant, str) and value_type in ("date", "timestamp"):
+            return self._constant_time(operand.constant, value_type)
+        if isinstance(operand.constant, str) and value_type == "binary":
             return self._parse_binary(operand.constant)
         # Engines convert a literal through their decimal types, which may round twice.
-        if kind == "number" and isinstance(operand.constant, str | int | Decimal):
+        if value_type == "number" and isinstance(operand.constant, str | int | Decimal):
             return self._constant_double(operand.constant)
-        return self._apply_cast(operand, kind)
+        return self._apply_cast(operand, value_type)
 
     def _constant_double(self, constant: str | int | Decimal) -> TypedSql:
         """Convert a constant to the nearest double."""
@@ -805,22 +809,22 @@ class _Writer:
                 return TypedSql(f"CAST('{name}' AS DOUBLE)", "number")
         return _write_double(str(constant))
 
-    def _apply_cast(self, operand: TypedSql, kind: Kind) -> TypedSql:
-        if operand.kind == kind:
+    def _apply_cast(self, operand: TypedSql, value_type: ValueType) -> TypedSql:
+        if operand.value_type == value_type:
             return operand
-        cast = CASTS.get((operand.kind, kind))
-        if operand.kind == "null":
-            cast = CASTS_OF_NULL.get(kind)
+        cast = CASTS.get((operand.value_type, value_type))
+        if operand.value_type == "null":
+            cast = CASTS_OF_NULL.get(value_type)
         if cast is None:
-            types = [_SQL_TYPES[target] for source, target in CASTS if source == operand.kind]
+            types = [_SQL_TYPES[target] for source, target in CASTS if source == operand.value_type]
             raise InvalidSql(
-                f"{shorten_sql(self._sql)} casts {operand.kind} to {kind}, which differs between "
-                f"engines. Available types for {operand.kind}: {listing(types)}.",
+                f"{shorten_sql(self._sql)} casts {operand.value_type} to {value_type}, which differs between "
+                f"engines. Available types for {operand.value_type}: {listing(types)}.",
                 hint=f"for example cast(x as {types[0]})"
                 if types
-                else f"use a column of the type {kind}",
+                else f"use a column of the type {value_type}",
             )
-        return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
+        return TypedSql(cast.template(self._dialect).format(operand.sql), value_type)
 
     def _parse_binary(self, string: str) -> TypedSql:
         r"""Parse DuckDB's binary notation, with ``\xFF`` for bytes that are not ASCII."""
@@ -845,7 +849,7 @@ class _Writer:
         step = self._parse_interval(interval)
         if operator == "-":
             step = -step
-        if operator not in ("+", "-") or time.kind not in ("date", "timestamp"):
+        if operator not in ("+", "-") or time.value_type not in ("date", "timestamp"):
             raise self._wrong_kinds_error(operator, [time, TypedSql("", "interval")])
         if time.constant is not None:
             value = time.constant
@@ -957,7 +961,7 @@ class _Writer:
     ) -> InvalidSql:
         """Return the error for a comparison; its hint has constants of the column's type."""
         error = self._wrong_kinds_error("a comparison", operands)
-        texts = [operand for operand in operands if operand.kind == "string"]
+        texts = [operand for operand in operands if operand.value_type == "string"]
         # Numbers as texts have another order.
         is_ordered_text = not is_equality and any(operand.constant is None for operand in texts)
         line = None if is_ordered_text else self._convert_constants(operands, nodes)
@@ -965,7 +969,7 @@ class _Writer:
         if line is not None:
             hint = f"{_CONVERTED}{line}"
         # Numbers as texts also equal other constants: 1.50 is not equal to '1.5' as a text.
-        elif "null" not in [operand.kind for operand in operands] and (
+        elif "null" not in [operand.value_type for operand in operands] and (
             is_ordered_text or any(operand.constant is not None for operand in texts)
         ):
             hint = "use operands of one type"
@@ -984,7 +988,7 @@ class _Writer:
             return None
         literals = []
         for operand, node in zip(operands, nodes, strict=True):
-            if operand.constant is None or operand.kind == columns[0].kind:
+            if operand.constant is None or operand.value_type == columns[0].value_type:
                 continue
             literal = _literal_of(operand.constant, columns[0].arrow)
             if literal is None:
@@ -1005,7 +1009,7 @@ class _Writer:
     def _wrong_kinds_error(
         self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
     ) -> InvalidSql:
-        kinds = [operand.kind for operand in operands]
+        kinds = [operand.value_type for operand in operands]
         if functions:
             signatures = [f"({', '.join(function.arguments)})" for function in functions]
             hint = f"argument types of {name}: {' or '.join(signatures)}"
@@ -1077,7 +1081,7 @@ def _is_constant_of(operand: TypedSql, column: TypedSql) -> bool:
     if column.constant is not None or not is_narrowed(column.arrow):
         return False
     # Like DuckDB: a constant with an exponent is a double, with which float32 is compared exactly.
-    if column.kind == "float" and operand.kind == "number":
+    if column.value_type == "float" and operand.value_type == "number":
         return False
     return isinstance(operand.constant, int | Decimal)
 
@@ -1095,9 +1099,9 @@ def _parenthesize(node: exp.Expr) -> str:
     return sql if is_whole else f"({sql})"
 
 
-def _value_kind(kind: pa.DataType) -> Kind:
+def _value_kind(dtype: pa.DataType) -> ValueType:
     # is_integer is also true for uint64, which must therefore be tested first.
-    checks: list[tuple[Callable[[pa.DataType], bool], Kind]] = [
+    checks: list[tuple[Callable[[pa.DataType], bool], ValueType]] = [
         (pat.is_boolean, "boolean"),
         (pat.is_uint64, "unsigned"),
         (pat.is_integer, "integer"),
@@ -1114,22 +1118,22 @@ def _value_kind(kind: pa.DataType) -> Kind:
         (pat.is_null, "null"),
     ]
     for check, value_kind in checks:
-        if check(kind):
+        if check(dtype):
             return value_kind
     return "list"
 
 
-def _field_names(kind: pa.DataType) -> list[str]:
+def _field_names(dtype: pa.DataType) -> list[str]:
     """Return the fields of a struct type; other types have none."""
-    if not pat.is_struct(kind):
+    if not pat.is_struct(dtype):
         return []
-    return [kind.field(index).name for index in range(kind.num_fields)]
+    return [dtype.field(index).name for index in range(dtype.num_fields)]
 
 
-def _field(kind: pa.DataType, name: str) -> pa.Field | None:
-    if not pat.is_struct(kind):
+def _field(dtype: pa.DataType, name: str) -> pa.Field | None:
+    if not pat.is_struct(dtype):
         return None
-    for index in range(kind.num_fields):
-        if kind.field(index).name.lower() == name.lower():
-            return kind.field(index)
+    for index in range(dtype.num_fields):
+        if dtype.field(index).name.lower() == name.lower():
+            return dtype.field(index)
     return None

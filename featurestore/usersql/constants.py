@@ -52,16 +52,16 @@ def number_literal(value: float | Decimal) -> str:
     return text if is_short else f"{number:E}"
 
 
-def is_narrowed(kind: pa.DataType | None) -> bool:
+def is_narrowed(dtype: pa.DataType | None) -> bool:
     """Return whether ``narrow_comparison`` supports a type."""
-    if kind is None:
+    if dtype is None:
         return False
-    if pat.is_decimal(kind):
-        return bool(kind.precision <= _MAX_DIGITS)
-    return bool(pat.is_integer(kind) or pat.is_floating(kind))
+    if pat.is_decimal(dtype):
+        return bool(dtype.precision <= _MAX_DIGITS)
+    return bool(pat.is_integer(dtype) or pat.is_floating(dtype))
 
 
-def to_number(constant: int | Decimal, kind: pa.DataType) -> Number | None:
+def to_number(constant: int | Decimal, dtype: pa.DataType) -> Number | None:
     """Return the value of a numeric type that equals a constant, or None if no value equals it.
 
     A constant with a point or an exponent equals the nearest float of a floating-point type, as in
@@ -70,24 +70,24 @@ def to_number(constant: int | Decimal, kind: pa.DataType) -> Number | None:
     >>> to_number(Decimal("0.1"), pa.decimal128(5, 2)), to_number(Decimal("2.5"), pa.int8())
     (Decimal('0.10'), None)
     """
-    is_float = pat.is_floating(kind)
+    is_float = pat.is_floating(dtype)
     value: Number = constant
     if is_float and (isinstance(constant, Decimal) or float(constant) == constant):
         value = float(constant)
-    elif pat.is_decimal(kind):  # integers of more than 64 bits are not decimals
+    elif pat.is_decimal(dtype):  # integers of more than 64 bits are not decimals
         value = Decimal(constant)
     elif isinstance(constant, Decimal) and _EXACT.remainder(constant, Decimal(1)) == 0:
         value = int(constant)
     convert = from_json if is_float and isinstance(constant, Decimal) else to_value
     try:
-        number: Number = convert(value, kind)
+        number: Number = convert(value, dtype)
     except ConversionError:
         return None
     return number
 
 
 def narrow_comparison(
-    sign: Sign, constant: int | Decimal, kind: pa.DataType
+    sign: Sign, constant: int | Decimal, dtype: pa.DataType
 ) -> tuple[Sign, Number] | bool:
     """Return the comparison of a column with a value of its type that equals one with a constant.
 
@@ -96,28 +96,28 @@ def narrow_comparison(
     >>> narrow_comparison("<", Decimal("2.5"), pa.int64()), narrow_comparison("=", 300, pa.int8())
     (('<=', 2), False)
     """
-    value = to_number(constant, kind)
+    value = to_number(constant, dtype)
     if value is not None:
         return sign, value
     if sign in ("=", "<>"):
         return sign == "<>"
     is_upper = sign in ("<", "<=")
-    nearest = _nearest(Decimal(constant), kind, below=is_upper)
+    nearest = _nearest(Decimal(constant), dtype, below=is_upper)
     if nearest is None:
         return False
     return ("<=" if is_upper else ">="), nearest
 
 
-def _nearest(constant: Decimal, kind: pa.DataType, *, below: bool) -> Number | None:
+def _nearest(constant: Decimal, dtype: pa.DataType, *, below: bool) -> Number | None:
     """Return the nearest value below or above a constant; None if the type has none."""
-    if pat.is_floating(kind):
-        return _nearest_float(constant, kind, below=below)
-    if pat.is_decimal(kind):
-        scale = kind.scale
-        largest = Decimal("9" * kind.precision).scaleb(-scale, context=_EXACT)
+    if pat.is_floating(dtype):
+        return _nearest_float(constant, dtype, below=below)
+    if pat.is_decimal(dtype):
+        scale = dtype.scale
+        largest = Decimal("9" * dtype.precision).scaleb(-scale, context=_EXACT)
         smallest = largest.copy_negate()
     else:
-        limits = np.iinfo(kind.to_pandas_dtype())
+        limits = np.iinfo(dtype.to_pandas_dtype())
         scale, smallest, largest = 0, Decimal(int(limits.min)), Decimal(int(limits.max))
     rounding = decimal.ROUND_FLOOR if below else decimal.ROUND_CEILING
     unit = Decimal(1).scaleb(-scale, context=_EXACT)
@@ -125,11 +125,11 @@ def _nearest(constant: Decimal, kind: pa.DataType, *, below: bool) -> Number | N
     if (below and nearest < smallest) or (not below and nearest > largest):
         return None
     nearest = min(max(nearest, smallest), largest)
-    return nearest if pat.is_decimal(kind) else int(nearest)
+    return nearest if pat.is_decimal(dtype) else int(nearest)
 
 
-def _nearest_float(constant: Decimal, kind: pa.DataType, *, below: bool) -> float:
-    dtype = kind.to_pandas_dtype()
+def _nearest_float(constant: Decimal, data_type: pa.DataType, *, below: bool) -> float:
+    dtype = data_type.to_pandas_dtype()
     with np.errstate(over="ignore"):
         nearest = dtype(float(constant))
         if nearest > constant and below:

@@ -58,15 +58,15 @@ def column_expression(sql: str, *, schema: pa.Schema, dialect: str) -> tuple[str
     """
     check_column_expression(sql)
     typed = expression(sql, schema=schema, dialect=dialect)
-    if typed.kind not in _TYPES:
+    if typed.value_type not in _TYPES:
         raise InvalidSql(
-            f"The type of {shorten_sql(sql)} is {typed.kind}, which cannot be a feature.",
+            f"The type of {shorten_sql(sql)} is {typed.value_type}, which cannot be a feature.",
             hint="supported types: numbers, strings, binary values, dates, times and booleans",
         )
-    kind, duckdb, spark = _TYPES[typed.kind]
+    dtype, duckdb, spark = _TYPES[typed.value_type]
     # The cast gives both engines the same column type, for example for decimals and narrow
     # integers.
-    return f"CAST({typed.sql} AS {spark if dialect == 'spark' else duckdb})", kind
+    return f"CAST({typed.sql} AS {spark if dialect == 'spark' else duckdb})", dtype
 
 
 def check_column_expression(sql: str) -> None:

@@ -18,7 +18,7 @@ from typing import Literal
 
 # "number" is a double, "float" a float32 column, "unsigned" a uint64 column, which only supports
 # comparisons; "unit" and "count" are constants in the SQL.
-Kind = Literal[
+ValueType = Literal[
     "boolean", "integer", "unsigned", "float", "number", "decimal", "string", "binary", "date",
     "timestamp", "list", "struct", "interval", "null", "unit", "count",
 ]  # fmt: skip
@@ -28,8 +28,8 @@ Kind = Literal[
 class Function:
     """An overload of a function: argument kinds, result kind, and the SQL for each engine."""
 
-    arguments: tuple[Kind, ...]
-    result: Kind
+    arguments: tuple[ValueType, ...]
+    result: ValueType
     duckdb: str
     spark: str
 
@@ -38,7 +38,7 @@ class Function:
         return self.spark if dialect == "spark" else self.duckdb
 
 
-def _portable(arguments: tuple[Kind, ...], result: Kind, template: str) -> Function:
+def _portable(arguments: tuple[ValueType, ...], result: ValueType, template: str) -> Function:
     return Function(arguments, result, template, template)
 
 
@@ -187,7 +187,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
 # Functions whose arguments and result have the same kind.
 SAME_KIND_FUNCTIONS = ("coalesce", "greatest", "least", "nullif")
 
-CASTS: dict[tuple[Kind, Kind], Function] = {
+CASTS: dict[tuple[ValueType, ValueType], Function] = {
     ("boolean", "integer"): _portable(("boolean",), "integer", "CAST({0} AS BIGINT)"),
     ("integer", "number"): _portable(("integer",), "number", "CAST({0} AS DOUBLE)"),
     ("float", "number"): _portable(("float",), "number", "CAST({0} AS DOUBLE)"),
@@ -199,7 +199,7 @@ CASTS: dict[tuple[Kind, Kind], Function] = {
 }  # fmt: skip
 
 # A column of type null contains nulls only and can be cast to any kind.
-CASTS_OF_NULL: dict[Kind, Function] = {
+CASTS_OF_NULL: dict[ValueType, Function] = {
     "boolean": _portable(("null",), "boolean", "CAST(NULL AS BOOLEAN)"),
     "integer": _portable(("null",), "integer", "CAST(NULL AS BIGINT)"),
     "number": _portable(("null",), "number", "CAST(NULL AS DOUBLE)"),

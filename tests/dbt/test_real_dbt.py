@@ -48,7 +48,7 @@ def comparable(node: DbtNode) -> DbtNode:
     """
     tests = [replace(test, name="", tables=tuple(sorted(test.tables))) for test in node.tests]
     ordered = tuple(sorted(tests, key=repr))
-    fqn = () if node.kind == "snapshot" else node.fqn
+    fqn = () if node.resource_type == "snapshot" else node.fqn
     return replace(node, tests=ordered, fqn=fqn, path=str(Path(node.path).with_suffix("")))
 
 

@@ -119,9 +119,9 @@ class UnityTables:
         try:
             yield
         except FeatureStoreError as error:
-            kind = SourceUnavailable if isinstance(error, SourceUnavailable) else SourceError
+            error_class = SourceUnavailable if isinstance(error, SourceUnavailable) else SourceError
             message = f"Table '{self._catalog}.{schema}.{name}': {error.message}"
-            raise kind(message, hint=error.hint) from error
+            raise error_class(message, hint=error.hint) from error
 
 
 def is_inside(location: object, store: str) -> bool:
@@ -131,19 +131,19 @@ def is_inside(location: object, store: str) -> bool:
     True
     """
     # Catalogs return one to three slashes after the scheme of a local path.
-    paths = [re.sub(r"^(\w+):/+", r"\1:/", str(each)) for each in (location, store)]
+    paths = [re.sub(r"^(\w+):/+", r"\1:/", str(path)) for path in (location, store)]
     return paths[0].startswith(f"{paths[1]}/")
 
 
 def describe_column(field: Mapping[str, Any], position: int) -> dict[str, Any]:
     """Return a field of a Delta schema as a column of Unity Catalog."""
-    kind = field["type"]
-    decimal = _DECIMAL.fullmatch(kind) if isinstance(kind, str) else None
+    delta_type = field["type"]
+    decimal = _DECIMAL.fullmatch(delta_type) if isinstance(delta_type, str) else None
     column = {
         "name": field["name"],
-        "type_text": to_sql_type(kind),
+        "type_text": to_sql_type(delta_type),
         "type_json": json.dumps(field),
-        "type_name": "DECIMAL" if decimal else _type_name(kind),
+        "type_name": "DECIMAL" if decimal else _type_name(delta_type),
         "position": position,
         "nullable": bool(field.get("nullable", True)),
     }
@@ -152,24 +152,24 @@ def describe_column(field: Mapping[str, Any], position: int) -> dict[str, Any]:
     return column
 
 
-def _type_name(kind: Any) -> str:
-    name = str(kind if isinstance(kind, str) else kind["type"])
+def _type_name(delta_type: Any) -> str:
+    name = str(delta_type if isinstance(delta_type, str) else delta_type["type"])
     return _TYPE_NAMES.get(name, name.upper())
 
 
-def to_sql_type(kind: Any) -> str:
+def to_sql_type(delta_type: Any) -> str:
     """Return a type of a Delta schema in SQL.
 
     >>> to_sql_type({"type": "array", "elementType": "long", "containsNull": True})
     'array<bigint>'
     """
-    if isinstance(kind, str):
-        return _SQL_NAMES.get(kind, kind)
-    if kind["type"] == "array":
-        return f"array<{to_sql_type(kind['elementType'])}>"
-    if kind["type"] == "map":
-        return f"map<{to_sql_type(kind['keyType'])},{to_sql_type(kind['valueType'])}>"
-    fields = [f"{field['name']}:{to_sql_type(field['type'])}" for field in kind["fields"]]
+    if isinstance(delta_type, str):
+        return _SQL_NAMES.get(delta_type, delta_type)
+    if delta_type["type"] == "array":
+        return f"array<{to_sql_type(delta_type['elementType'])}>"
+    if delta_type["type"] == "map":
+        return f"map<{to_sql_type(delta_type['keyType'])},{to_sql_type(delta_type['valueType'])}>"
+    fields = [f"{field['name']}:{to_sql_type(field['type'])}" for field in delta_type["fields"]]
     return f"struct<{','.join(fields)}>"
 
 

@@ -110,7 +110,7 @@ class CatalogSnapshot(ABC):
         if query.table not in self._open_tables:
             table = self._open_table(query.table)
             if table is None:
-                available = [each.name for each in self.tables()]
+                available = [table.name for table in self.tables()]
                 raise SourceTableNotFound(
                     f"Source {self._config.name!r}: unknown table {query.table!r}. Available: "
                     f"{listing(available, limit=50)}.",
@@ -153,14 +153,14 @@ class CatalogParquetTable(ParquetTable):
         columns: Mapping[str, pa.DataType | None],
     ) -> None:
         super().__init__(folder_files, table, options, config=config, connection=connection)
-        self._catalog_columns = {name.lower(): (name, kind) for name, kind in columns.items()}
+        self._catalog_columns = {name.lower(): (name, dtype) for name, dtype in columns.items()}
 
     def source_columns(self) -> list[SourceColumn]:
         columns = super().source_columns()
         stored_names = {column.name.lower() for column in columns}
-        for key, (name, kind) in self._catalog_columns.items():
-            if kind is not None and key not in stored_names:
-                columns.append(SourceColumn(name, name, kind, str(kind)))
+        for key, (name, dtype) in self._catalog_columns.items():
+            if dtype is not None and key not in stored_names:
+                columns.append(SourceColumn(name, name, dtype, str(dtype)))
         return columns
 
     def _compare_names(
@@ -198,7 +198,7 @@ class ParquetSnapshot(FolderSnapshot):
         # Stored schemas belong to a path of a folder source, and a catalog has many tables.
         super().__init__(replace(config, options={}, decisions=None), path)
         self._catalog_columns = columns
-        self._dtypes = {key: kind for key, kind in keys.items() if kind is not None}
+        self._dtypes = {key: dtype for key, dtype in keys.items() if dtype is not None}
         self._files = list_partitioned_files(
             self._listing.statuses, root=self._root, keys=list(keys), partitions=partitions
         )

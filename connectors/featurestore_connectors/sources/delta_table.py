@@ -205,24 +205,24 @@ class DeltaSnapshot(TypedColumns):
             )
         columns = []
         for field in self._empty.schema:
-            kind, native = feature_type(field.type), str(field.type)
-            if kind is not None and _has_variant(kind):
+            dtype, native = feature_type(field.type), str(field.type)
+            if dtype is not None and _has_variant(dtype):
                 # The two binary columns have no meaning without the variant decoder.
-                kind, native = None, "variant"
-            columns.append(SourceColumn(field.name, field.name, kind, native))
+                dtype, native = None, "variant"
+            columns.append(SourceColumn(field.name, field.name, dtype, native))
         return columns
 
     def _window_filter(self, window: TimeRange) -> Any:
         """Return the polars condition that a row is in a window."""
         import polars
 
-        kind = self._rows.collect_schema()[window.column]
+        dtype = self._rows.collect_schema()[window.column]
         start, end = window.start, window.end
-        if getattr(kind, "time_zone", None) is None:
+        if getattr(dtype, "time_zone", None) is None:
             # Times without a zone are in UTC. polars does not compare them with zoned literals.
             start, end = start.replace(tzinfo=None), end.replace(tzinfo=None)
         time = polars.col(window.column)
-        if kind == polars.Date:
+        if dtype == polars.Date:
             # A date is the instant of its midnight in UTC, as in the other sources.
             time = time.cast(polars.Datetime("us"))
         if window.closed == "right":
@@ -293,22 +293,22 @@ def _mirror_log(path: str) -> LocalMirror:
 def _version_files(mirror: LocalMirror, path: str, version: int) -> list[str]:
     """Return the paths of a version's data files, or of all files if the log needs the kernel."""
     try:
-        return [each.path[len(path) + 1 :] for each in read_snapshot(path, version).files]
+        return [file.path[len(path) + 1 :] for file in read_snapshot(path, version).files]
     except UnsupportedTable:
         return mirror.names
 
 
-def _has_variant(kind: pa.DataType) -> bool:
+def _has_variant(dtype: pa.DataType) -> bool:
     """Return whether a type is the two-binary encoding in which the kernel returns variants.
 
     The encoding is not decoded (https://github.com/apache/parquet-format, VariantEncoding).
     """
-    if pat.is_list(kind):
-        return _has_variant(kind.value_type)
-    if not pat.is_struct(kind):
+    if pat.is_list(dtype):
+        return _has_variant(dtype.value_type)
+    if not pat.is_struct(dtype):
         return False
     member_types = {
-        kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)
+        dtype.field(index).name: dtype.field(index).type for index in range(dtype.num_fields)
     }
     if set(member_types) == {"metadata", "value"} and set(
         map(pat.is_binary, member_types.values())

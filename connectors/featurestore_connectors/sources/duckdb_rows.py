@@ -103,7 +103,7 @@ class DuckDBSnapshot(TypedColumns):
                 f"Invalid query of a DuckDB source: {query}.",
                 hint="pass table='orders', or sql='select ...'",
             )
-        table_names = [each.name for each in self.tables()]
+        table_names = [table.name for table in self.tables()]
         if query.table not in table_names:
             raise SourceTableNotFound(
                 f"Source {self._config.name!r}: unknown table {query.table!r}. Available: "
@@ -147,26 +147,29 @@ def describe_columns(
         cursor = connection.cursor()
         native = cursor.sql(f"SELECT * FROM {source}")
         # The native type names are needed, since several DuckDB types map to one Arrow type.
-        types = [str(kind) for kind in native.types]
+        types = [str(dtype) for dtype in native.types]
         arrow_schema = native.limit(0).to_arrow_table().schema
     except duckdb.Error as error:
         raise convert_error(config, error) from error
-    return [_to_source_column(field, kind) for field, kind in zip(arrow_schema, types, strict=True)]
+    return [
+        _to_source_column(field, native_type)
+        for field, native_type in zip(arrow_schema, types, strict=True)
+    ]
 
 
 def _to_source_column(field: pa.Field, native: str) -> SourceColumn:
     """Return the source column of an Arrow field with the name of its DuckDB type."""
     name = sqltext.quote(field.name)
     if native == "HUGEINT":
-        kind = pa.decimal128(38, 0)
-        return SourceColumn(field.name, f"CAST({name} AS DECIMAL(38, 0))", kind, native)
+        dtype = pa.decimal128(38, 0)
+        return SourceColumn(field.name, f"CAST({name} AS DECIMAL(38, 0))", dtype, native)
     if native == "BIT":
         return SourceColumn(field.name, f"CAST({name} AS VARCHAR)", pa.string(), native)
-    kind = feature_type(field.type)
+    dtype = feature_type(field.type)
     if native == "UHUGEINT":
-        kind = None
+        dtype = None
     readable_expression = _CASTS.get(native, "{}::varchar").format(name)
-    return SourceColumn(field.name, name, kind, native, readable_expression=readable_expression)
+    return SourceColumn(field.name, name, dtype, native, readable_expression=readable_expression)
 
 
 def read(

@@ -119,11 +119,11 @@ class FolderSnapshot:
 
     @property
     def bad_row_count(self) -> int:
-        return sum(each.count for each in self._bad_rows)
+        return sum(bad_rows.count for bad_rows in self._bad_rows)
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:
-        return [row for each in self._bad_rows for row in each.rows]
+        return [row for bad_rows in self._bad_rows for row in bad_rows.rows]
 
     @property
     def unread(self) -> Sequence[str]:
@@ -162,7 +162,7 @@ class FolderSnapshot:
 
     def schema(self, query: SourceQuery) -> pa.Schema:
         columns = self._columns(query)
-        return pa.schema([(column.name, column.kind) for column in columns])
+        return pa.schema([(column.name, column.dtype) for column in columns])
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         decided, columns = self._open_table(query), self._columns(query)
@@ -170,7 +170,7 @@ class FolderSnapshot:
             decided.table.table, self._table_options(query).on_bad_rows == "quarantine"
         )
         self._bad_rows.append(bad_rows)
-        schema = pa.schema([(column.name, column.kind) for column in columns])
+        schema = pa.schema([(column.name, column.dtype) for column in columns])
         batches = decided.table.batches(
             decided.schema, columns, window=query.window, bad_rows=bad_rows
         )
@@ -180,7 +180,7 @@ class FolderSnapshot:
 
     def description(self, query: SourceQuery) -> Mapping[str, Any]:
         decided = self._open_table(query)
-        columns = {column.name: str(column.kind) for column in decided.schema.columns}
+        columns = {column.name: str(column.dtype) for column in decided.schema.columns}
         return {
             "path": query.path or ".",
             "dialect": dict(decided.table.dialect()),
@@ -225,11 +225,13 @@ class FolderSnapshot:
         needed = [column.name for column in columns]
         if query.columns is not None:
             needed = list(query.columns)
-        unreadable = [each for each in columns if each.kind is None and each.name in needed]
+        unreadable = [
+            column for column in columns if column.dtype is None and column.name in needed
+        ]
         if not unreadable:
             return
         shown = ", ".join(f"{column.name!r} ({column.native})" for column in unreadable)
-        readable_names = [column.name for column in columns if column.kind is not None]
+        readable_names = [column.name for column in columns if column.dtype is not None]
         hint = "no column of the files can be read"
         if readable_names:
             hint = f"{decided.table.table.call(columns=readable_names)} leaves them out"
@@ -277,7 +279,7 @@ class FolderSnapshot:
     def _find_table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
         """Return the files of a query and the reader of their format."""
         options = self._table_options(query)
-        declared = {name: _dtype_name(kind) for name, kind in options.dtypes.items()}
+        declared = {name: _dtype_name(dtype) for name, dtype in options.dtypes.items()}
         table = TableName(self._config.name, query.path, query.options, declared)
         folder_files = self._select_files(query, options, table)
         if folder_files.format == "csv":
@@ -314,7 +316,7 @@ class FolderSnapshot:
         )
         if folder_files is not None:
             return folder_files
-        table_names = [each.name for each in self.tables()]
+        table_names = [table.name for table in self.tables()]
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
             f"available: {listing(table_names)}.{_describe_unread(file_listing)}",
@@ -337,7 +339,7 @@ class FolderSnapshot:
             if not formats_by_path(paths, dialect["format"]):
                 table = replace(table, path=relative_path(self._root, path))
             return f"{table.call(**dialect)} reads {relative_path(self._root, path)}"
-        endings = sorted({ending for each in ENDINGS.values() for ending in each})
+        endings = sorted({ending for endings in ENDINGS.values() for ending in endings})
         return (
             f"file extensions are {listing(endings)}, and for compressed files also "
             f"{listing(COMPRESSIONS)}; format='csv' reads files with another extension"
@@ -370,9 +372,9 @@ class FolderSnapshot:
             )
 
 
-def _dtype_name(kind: pa.DataType) -> str:
+def _dtype_name(dtype: pa.DataType) -> str:
     """Return the name of a type in the ``dtypes`` option."""
-    return str(kind).replace("decimal128", "decimal").replace("list<item: ", "list<")
+    return str(dtype).replace("decimal128", "decimal").replace("list<item: ", "list<")
 
 
 def _describe_unread(file_listing: FileListing) -> str:

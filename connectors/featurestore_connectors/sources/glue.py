@@ -180,22 +180,24 @@ class GlueSnapshot(CatalogSnapshot):
         super().close()
         self._catalog.close()
 
-    def _list_all(self, operation: str, kind: str, **selection: str) -> Iterator[Mapping[str, Any]]:
+    def _list_all(
+        self, operation: str, response_key: str, **selection: str
+    ) -> Iterator[Mapping[str, Any]]:
         """Yield the objects of all pages of a list."""
         for page in self._catalog.glue.get_paginator(operation).paginate(**selection):
-            yield from page[kind]
+            yield from page[response_key]
 
     def _open_table(self, name: str) -> OpenTable | None:
         table = self._find_table(name)
         if table is None:
             return None
-        kind = table_format(table)
-        if kind == "iceberg":
+        format_name = table_format(table)
+        if format_name == "iceberg":
             iceberg = IcebergSnapshot(
                 self._config, self._catalog, version=self._version, secret=self._secret
             )
             return OpenTable(iceberg, is_catalog=True)
-        if kind is None:
+        if format_name is None:
             raise SourceError(
                 f"Source {self._config.name!r}: the table {name!r} has the format "
                 f"{describe_format(table)}, but only Iceberg, Delta and Parquet tables are read.",
@@ -204,7 +206,7 @@ class GlueSnapshot(CatalogSnapshot):
             )
         with name_table(name):
             path = self._locate(name, table_location(table))
-            if kind == "delta":
+            if format_name == "delta":
                 return OpenTable(open_delta(self._config, path, self._version))
             return OpenTable(self._open_parquet(name, table, path))
 
@@ -228,11 +230,13 @@ class GlueSnapshot(CatalogSnapshot):
                 hint="Iceberg and Delta tables have versions",
             )
         keys = {
-            str(each["Name"]): _TYPES.get(str(each.get("Type")).lower())
-            for each in table.get("PartitionKeys") or ()
+            str(key["Name"]): _TYPES.get(str(key.get("Type")).lower())
+            for key in table.get("PartitionKeys") or ()
         }
         described = (table.get("StorageDescriptor") or {}).get("Columns") or ()
-        columns = {str(each["Name"]): column_type(str(each.get("Type"))) for each in described}
+        columns = {
+            str(column["Name"]): column_type(str(column.get("Type"))) for column in described
+        }
         partitions: dict[str, Sequence[str]] = {} if keys else {path: ()}
         if keys:
             database, table_name = name.split(".", 1)
@@ -240,17 +244,17 @@ class GlueSnapshot(CatalogSnapshot):
                 listed = self._list_all(
                     "get_partitions", "Partitions", DatabaseName=database, TableName=table_name
                 )
-                for each in listed:
-                    location = str(each["StorageDescriptor"]["Location"]).rstrip("/")
+                for partition in listed:
+                    location = str(partition["StorageDescriptor"]["Location"]).rstrip("/")
                     folder = self._locate(name, location)
                     if not folder.startswith(f"{path}/"):
                         raise SourceError(
                             f"Source {self._config.name!r}, table {name!r}: the partition "
-                            f"{each['Values']} is at {location!r}, outside of the location of the "
+                            f"{partition['Values']} is at {location!r}, outside of the location of the "
                             "table.",
                             hint="move it below the location of the table, or use Iceberg or Delta",
                         )
-                    partitions[folder] = each["Values"]
+                    partitions[folder] = partition["Values"]
         with locations.storage_errors(self._config):
             return ParquetSnapshot(
                 self._config, path, keys=keys, columns=columns, partitions=partitions
@@ -281,7 +285,10 @@ def table_format(table: Mapping[str, Any]) -> Literal["iceberg", "delta", "parqu
     if table.get("TableType") == "VIRTUAL_VIEW" or "SymlinkTextInputFormat" in input_format:
         return None
     provider = str(parameters.get("spark.sql.sources.provider") or "").lower()
-    names = {provider, *(str(parameters.get(each)).lower() for each in _FORMAT_PARAMETERS)}
+    names = {
+        provider,
+        *(str(parameters.get(parameter)).lower() for parameter in _FORMAT_PARAMETERS),
+    }
     if "delta" in names:
         return "delta"
     # Hudi tables have the same row format, and files with older rows.
@@ -312,7 +319,7 @@ def describe_format(table: Mapping[str, Any]) -> str:
     storage = table.get("StorageDescriptor") or {}
     described = [parameters.get("spark.sql.sources.provider"), parameters.get("classification")]
     described += [storage.get("InputFormat"), table.get("TableType")]
-    return next((str(each) for each in described if each), "unknown")
+    return next((str(description) for description in described if description), "unknown")
 
 
 def table_location(table: Mapping[str, Any]) -> str:

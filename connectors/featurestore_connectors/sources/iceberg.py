@@ -280,7 +280,7 @@ class IcebergSnapshot:
             try:
                 return load_catalog_table(self._catalog, name, subject=subject)
             except (NoSuchTableError, NoSuchNamespaceError) as error:
-                table_names = [each.name for each in self.tables()]
+                table_names = [table.name for table in self.tables()]
                 raise SourceTableNotFound(
                     f"Source {self._config.name!r}: unknown table {name!r}. Available: "
                     f"{listing(table_names, limit=50)}.",

@@ -49,9 +49,9 @@ def find_version(table: Any, version: int | datetime | str, *, subject: str) -> 
             return _referenced_version(table, references[str(version)])
     if snapshot is None:
         last_snapshots = []
-        for each in table.metadata.snapshots[-_MAX_LISTED:]:
-            timestamp = from_micros(each.timestamp_ms * 1000).isoformat()
-            last_snapshots.append(f"{each.snapshot_id} of {timestamp}")
+        for listed_snapshot in table.metadata.snapshots[-_MAX_LISTED:]:
+            timestamp = from_micros(listed_snapshot.timestamp_ms * 1000).isoformat()
+            last_snapshots.append(f"{listed_snapshot.snapshot_id} of {timestamp}")
         raise SourceTableNotFound(
             f"{subject} has no snapshot at {version}; it may have expired. Latest snapshots: "
             f"{listing(last_snapshots)}.",

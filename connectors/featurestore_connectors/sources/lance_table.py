@@ -143,9 +143,9 @@ class LanceSnapshot(TypedColumns):
         # Times of versions are in the time zone of the machine.
         versions: list[Mapping[str, Any]] = self._dataset.versions()
         matches = [
-            each["version"]
-            for each in versions
-            if to_micros(each["timestamp"].astimezone()) <= to_micros(version_or_time)
+            version["version"]
+            for version in versions
+            if to_micros(version["timestamp"].astimezone()) <= to_micros(version_or_time)
         ]
         if not matches:
             raise SourceTableNotFound(

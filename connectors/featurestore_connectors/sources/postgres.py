@@ -232,7 +232,7 @@ class PostgresSnapshot(TypedColumns):
         try:
             driver_schema = self._describe_query(text)
         except SourceTableNotFound as error:
-            table_names = [each.name for each in self.tables()]
+            table_names = [table.name for table in self.tables()]
             hint = None
             if query.table is not None:
                 hint = did_you_mean(query.table, table_names, write="table={!r}")
@@ -271,14 +271,16 @@ def _to_source_column(field: pa.Field) -> SourceColumn:
     if native in _AS_TEXT:
         return SourceColumn(field.name, f"{name}::text", pa.string(), native)
     if native == "numeric":
-        kind = _decimal_type(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
+        dtype = _decimal_type(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
         description = (
-            native if kind is not None else "numeric without precision, or with more than 38 digits"
+            native
+            if dtype is not None
+            else "numeric without precision, or with more than 38 digits"
         )
         return SourceColumn(
             field.name,
             name,
-            kind,
+            dtype,
             description,
             readable_expression=_readable_expression(native, name),
         )
@@ -295,12 +297,12 @@ def _to_source_column(field: pa.Field) -> SourceColumn:
     storage_type = field.type
     if isinstance(storage_type, pa.BaseExtensionType):
         storage_type = storage_type.storage_type
-    kind = feature_type(storage_type)
+    dtype = feature_type(storage_type)
     is_opaque = b"ADBC:postgresql:typname" in metadata
     if is_opaque or native in ("money", "oid"):
-        kind = None
+        dtype = None
     return SourceColumn(
-        field.name, name, kind, native, readable_expression=_readable_expression(native, name)
+        field.name, name, dtype, native, readable_expression=_readable_expression(native, name)
     )
 
 

@@ -142,15 +142,17 @@ def partition_rows(
     """
     if partition_count == 1:
         return Partitions(None, ["true"])
-    for each in columns:
-        if each.name == column:
-            bounds = rows(_bounds_query(each, partition_count, source))[0]
+    for candidate in columns:
+        if candidate.name == column:
+            bounds = rows(_bounds_query(candidate, partition_count, source))[0]
             literals = [
-                f"{sqltext.text(bound)}::{each.native}" for bound in bounds if bound is not None
+                f"{sqltext.text(bound)}::{candidate.native}"
+                for bound in bounds
+                if bound is not None
             ]
             # The bounds are text in the type of the column, so that the server compares exact
             # values.
-            return Partitions(sqltext.quote(each.name), _range_conditions(literals))
+            return Partitions(sqltext.quote(candidate.name), _range_conditions(literals))
     if query.table is None:
         return Partitions(None, ["true"])
     page_counts = rows(_PAGES.format(sqltext.text(sqltext.table_name(query.table))))
@@ -167,15 +169,15 @@ def partition_rows(
 
 def _bounds_query(column: SourceColumn, partition_count: int, source: str) -> str:
     """Return the query for equally spaced partition bounds of a column."""
-    name, kind = sqltext.quote(column.name), column.kind
+    name, dtype = sqltext.quote(column.name), column.dtype
     minimum, maximum = f"min({name})", f"max({name})"
     step = "({maximum} - {minimum}) * {number} / {count}"
-    if kind is not None and (pat.is_integer(kind) or pat.is_decimal(kind)):
+    if dtype is not None and (pat.is_integer(dtype) or pat.is_decimal(dtype)):
         # The difference of two integers may exceed their type.
         minimum, maximum = f"{minimum}::numeric", f"{maximum}::numeric"
-    elif kind is not None and (pat.is_floating(kind) or pat.is_timestamp(kind)):
+    elif dtype is not None and (pat.is_floating(dtype) or pat.is_timestamp(dtype)):
         step = "({maximum} - {minimum}) * ({number} / {count}::float8)"
-    elif kind is None or not pat.is_date(kind):
+    elif dtype is None or not pat.is_date(dtype):
         raise InvalidArgument(
             f"partition_column={column.name!r} is {column.native}, which is neither numeric nor a time.",
             hint="omit it to partition the rows by the pages of the table",
@@ -268,19 +270,19 @@ class PartitionedRead:
 
 def _sent_expression(column: SourceColumn) -> str:
     """Return the SQL of a column in a type that JDBC transfers without loss."""
-    expression, kind = column.expression, column.kind
-    assert kind is not None
-    if pat.is_timestamp(kind):
+    expression, dtype = column.expression, column.dtype
+    assert dtype is not None
+    if pat.is_timestamp(dtype):
         micros = f"(extract(epoch FROM {expression}) * 1000000)::bigint"
         return _finite_or(expression, micros, _NO_MICROS)
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         return _finite_or(expression, f"{expression} - DATE '1970-01-01'", _NO_DAY)
     if column.axes is not None:
         return (
             f"CASE WHEN {column.axes} > 1 THEN '{_AXES}' ELSE array_to_json({expression})::text END"
         )
     # A cast to text would remove the trailing spaces of bpchar.
-    if pat.is_string(kind) and column.native != "bpchar":
+    if pat.is_string(dtype) and column.native != "bpchar":
         return f"{expression}::text"
     return expression
 
@@ -296,20 +298,20 @@ def _received_column(frame_column: Any, column: SourceColumn) -> Any:
     """Convert a transferred column to its feature type."""
     from pyspark.sql import functions as sf
 
-    kind = column.kind
-    assert kind is not None
-    if pat.is_timestamp(kind):
+    dtype = column.dtype
+    assert dtype is not None
+    if pat.is_timestamp(dtype):
         value = sf.timestamp_micros(_raise_at_marker(frame_column, _NO_MICROS, column, "times"))
-    elif pat.is_date(kind):
+    elif pat.is_date(dtype):
         value = sf.date_from_unix_date(_raise_at_marker(frame_column, _NO_DAY, column, "times"))
     elif column.axes is not None:
         json_lists = _raise_at_marker(frame_column, _AXES, column, "lists")
         # By default Spark returns null for text that it cannot parse.
-        value = sf.from_json(json_lists, f"array<{_NAMES[kind.value_type]}>", {"mode": "FAILFAST"})
-    elif pat.is_decimal(kind):
-        value = frame_column.cast(f"decimal({kind.precision},{kind.scale})")
+        value = sf.from_json(json_lists, f"array<{_NAMES[dtype.value_type]}>", {"mode": "FAILFAST"})
+    elif pat.is_decimal(dtype):
+        value = frame_column.cast(f"decimal({dtype.precision},{dtype.scale})")
     else:
-        value = frame_column.cast(_NAMES[kind])
+        value = frame_column.cast(_NAMES[dtype])
     return value.alias(column.name)
 
 

@@ -240,7 +240,7 @@ class SQLAlchemySnapshot(TypedColumns):
         """Split a table name into schema and table: ``orders``, or ``sales.orders``."""
         before, dot, after = table.partition(".")
         # The name of a table may contain a dot, so complete names have precedence.
-        if not dot or table in [each.name for each in self.tables()]:
+        if not dot or table in [table.name for table in self.tables()]:
             return None, table
         return before, after
 
@@ -265,28 +265,33 @@ class SQLAlchemySnapshot(TypedColumns):
                 warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that it does not know
                 reflected = sa.inspect(self._connection).get_columns(name, schema=schema)
         except sa.exc.NoSuchTableError:
-            table_names = [each.name for each in self.tables()]
+            table_names = [table.name for table in self.tables()]
             raise SourceTableNotFound(
                 f"Source {self._config.name!r}: unknown table {table!r}. Available: "
                 f"{listing(table_names, limit=50)}.",
                 hint=did_you_mean(table, table_names, write="table={!r}"),
             ) from None
         columns = []
-        for each in reflected:
-            quoted = self._quote(each["name"])
-            kind = each["type"]
+        for description in reflected:
+            quoted = self._quote(description["name"])
+            sql_type = description["type"]
             columns.append(
-                reflected_column(each["name"], kind, dialect=self._dialect, quoted=quoted)
+                reflected_column(
+                    description["name"], sql_type, dialect=self._dialect, quoted=quoted
+                )
             )
         unknown = [
-            each["name"] for each in reflected if isinstance(each["type"], sa.types.NullType)
+            description["name"]
+            for description in reflected
+            if isinstance(description["type"], sa.types.NullType)
         ]
         if unknown and self._dialect.name in _MYSQL:
             # The metadata of a query also describes types that SQLAlchemy does not know.
             source = f"(SELECT * FROM {self._from_item(SourceQuery(table=table))}) AS query"
             described_columns = {column.name: column for column in self._describe_query(source)}
             columns = [
-                described_columns[each.name] if each.name in unknown else each for each in columns
+                described_columns[column.name] if column.name in unknown else column
+                for column in columns
             ]
         return columns
 
@@ -301,14 +306,14 @@ class SQLAlchemySnapshot(TypedColumns):
             )
             description: Any = result.cursor.description
             result.close()
-            charsets = [f"charset({self._quote(each[0])})" for each in description]
+            charsets = [f"charset({self._quote(entry[0])})" for entry in description]
             charset_values = self._connection.exec_driver_sql(
                 f"SELECT {', '.join(charsets)} {empty_join}"
             ).one()
         columns = []
-        for each, charset in zip(description, charset_values, strict=True):
-            query_column = QueryColumn(each[0], each[1], each[4], each[5], charset == "binary")
-            columns.append(described_column(query_column, quoted=self._quote(each[0])))
+        for entry, charset in zip(description, charset_values, strict=True):
+            query_column = QueryColumn(entry[0], entry[1], entry[4], entry[5], charset == "binary")
+            columns.append(described_column(query_column, quoted=self._quote(entry[0])))
         return columns
 
     def _window_condition(self, window: TimeRange, column: SourceColumn) -> str:

@@ -89,12 +89,12 @@ class QueryColumn:
 
 
 def reflected_column(
-    name: str, kind: sa.types.TypeEngine[object], *, dialect: sa.Dialect, quoted: str
+    name: str, sql_type: sa.types.TypeEngine[object], *, dialect: sa.Dialect, quoted: str
 ) -> SourceColumn:
     """Return the source column of a table column with a reflected type."""
     is_mysql = dialect.name in ("mysql", "mariadb")
-    native = _native_type_name(kind, dialect)
-    kind_or_none = _reflected_type(kind, native, is_mysql=is_mysql)
+    native = _native_type_name(sql_type, dialect)
+    kind_or_none = _reflected_type(sql_type, native, is_mysql=is_mysql)
     if not is_mysql:
         return SourceColumn(name, quoted, kind_or_none, native)
     word = native.split("(")[0].split(" ")[0]
@@ -107,8 +107,8 @@ def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
         native, kind_or_none = _CODES[query_column.code]
         return _mysql_column(query_column.name, kind_or_none, native, native=native, quoted=quoted)
     if query_column.code in _TEXT_CODES:
-        kind = pa.binary() if query_column.is_binary else pa.string()
-        return SourceColumn(query_column.name, quoted, kind, "bytes or text")
+        dtype = pa.binary() if query_column.is_binary else pa.string()
+        return SourceColumn(query_column.name, quoted, dtype, "bytes or text")
     if query_column.code in _DECIMAL_CODES:
         kind_or_none = None
         if query_column.length is not None and query_column.scale is not None:
@@ -126,46 +126,46 @@ def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
 
 
 def _mysql_column(
-    name: str, kind: pa.DataType | None, word: str, *, native: str, quoted: str
+    name: str, dtype: pa.DataType | None, word: str, *, native: str, quoted: str
 ) -> SourceColumn:
     """Return a MySQL source column with the SQL expression that reads it."""
     expression = quoted
     if word == "FLOAT":
         expression = f"({quoted} + 0e0)"  # a float alone is sent as six digits
     readable_expression = _CASTS.get(word, "CAST({} AS CHAR)").format(quoted)
-    return SourceColumn(name, expression, kind, native, readable_expression=readable_expression)
+    return SourceColumn(name, expression, dtype, native, readable_expression=readable_expression)
 
 
-def _native_type_name(kind: sa.types.TypeEngine[object], dialect: sa.Dialect) -> str:
+def _native_type_name(sql_type: sa.types.TypeEngine[object], dialect: sa.Dialect) -> str:
     """Return the database's name of a type."""
     from sqlalchemy.exc import CompileError
     from sqlalchemy.types import NullType
 
-    if isinstance(kind, NullType):
+    if isinstance(sql_type, NullType):
         return "a type unknown to SQLAlchemy"
     try:
-        return str(kind.compile(dialect=dialect)).upper()
+        return str(sql_type.compile(dialect=dialect)).upper()
     except CompileError:
-        return type(kind).__name__
+        return type(sql_type).__name__
 
 
 def _reflected_type(
-    kind: sa.types.TypeEngine[object], native: str, *, is_mysql: bool
+    sql_type: sa.types.TypeEngine[object], native: str, *, is_mysql: bool
 ) -> pa.DataType | None:
     """Return the feature type of a reflected type, or None if it is not supported."""
     from sqlalchemy import types
 
-    if isinstance(kind, types.Float):
+    if isinstance(sql_type, types.Float):
         is_small = native.startswith("FLOAT") if is_mysql else native.startswith("REAL")
         return pa.float32() if is_small else pa.float64()
-    if isinstance(kind, types.Numeric):
-        return decimal_type(kind.precision, kind.scale)
+    if isinstance(sql_type, types.Numeric):
+        return decimal_type(sql_type.precision, sql_type.scale)
     if native.startswith("BIGINT") and "UNSIGNED" in native:
         return pa.uint64()
     if is_mysql and native.split("(")[0] in _MYSQL_TYPES:
         return _MYSQL_TYPES[native.split("(")[0]]
     try:
-        return _PLAIN.get(kind.python_type)
+        return _PLAIN.get(sql_type.python_type)
     except NotImplementedError:
         return None
 
@@ -187,9 +187,9 @@ def is_zoned(column: SourceColumn) -> bool:
 
 def value_converter(column: SourceColumn) -> Callable[[object], object] | None:
     """Return a function that converts column values for Arrow, or None if none is needed."""
-    if column.kind is not None and pa.types.is_string(column.kind):
+    if column.dtype is not None and pa.types.is_string(column.dtype):
         return _to_text
-    if column.kind is not None and pa.types.is_decimal(column.kind):
+    if column.dtype is not None and pa.types.is_decimal(column.dtype):
         return _to_decimal
     return None
 
@@ -274,10 +274,10 @@ def _array(values: Sequence[Any], column: SourceColumn) -> pa.Array:
     convert = value_converter(column)
     converted = values if convert is None else list(map(convert, values))
     try:
-        return pa.array(converted, column.kind)
+        return pa.array(converted, column.dtype)
     except _WRONG as error:
         raise UnsupportedType(
-            f"Column {column.name!r} ({column.native}) has a value that is not {column.kind}: "
+            f"Column {column.name!r} ({column.native}) has a value that is not {column.dtype}: "
             f"{str(_first_invalid(converted, column))[:_SHOWN]!r}.",
             hint="omit the column with columns=[...], or cast it in sql= or a view",
         ) from error
@@ -286,7 +286,7 @@ def _array(values: Sequence[Any], column: SourceColumn) -> pa.Array:
 def _first_invalid(values: Sequence[Any], column: SourceColumn) -> Any:
     for value in values:
         try:
-            pa.array([value], column.kind)
+            pa.array([value], column.dtype)
         except _WRONG:
             return value
     return None

@@ -169,7 +169,7 @@ class SQLiteSnapshot(TypedColumns):
     def _from_item(self, query: SourceQuery) -> str:
         """Return the table or subquery of a query as SQL."""
         if query.table is not None:
-            return sqltext.table_name(query.table, [each.name for each in self.tables()])
+            return sqltext.table_name(query.table, [table.name for table in self.tables()])
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         raise InvalidArgument(
@@ -223,7 +223,7 @@ class SQLiteSnapshot(TypedColumns):
 
     def _check_table(self, table: str) -> None:
         """Raise SourceTableNotFound if the table does not exist."""
-        table_names = [each.name for each in self.tables()]
+        table_names = [table.name for table in self.tables()]
         if table not in table_names:
             raise SourceTableNotFound(
                 f"Source {self._config.name!r}: unknown table {table!r}. Available: "
@@ -346,8 +346,8 @@ def _parse_batches(
 
 def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
     """Convert an array from its storage class to the feature type of its column."""
-    kind = column.kind
-    if kind == pa.bool_():
+    dtype = column.dtype
+    if dtype == pa.bool_():
         return array.cast(pa.bool_())
     if column.native != "text":
         return array
@@ -361,10 +361,10 @@ def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
             f"Column {column.name!r} has texts that are not UTF-8.",
             hint=f"sql={statement!r} reads their bytes",
         ) from error
-    if pat.is_string(kind):
+    if pat.is_string(dtype):
         return array
     try:
-        if pat.is_date(kind):
+        if pat.is_date(dtype):
             return array.cast(pa.date32())
         return _parse_times(array)
     except pa.ArrowInvalid as error:

@@ -31,14 +31,14 @@ _MICROS_A_DAY = 86_400_000_000
 class SourceColumn:
     """A column of a source table or query.
 
-    ``expression`` is its SQL expression. ``kind`` is its feature type, or None if the column cannot
+    ``expression`` is its SQL expression. ``dtype`` is its feature type, or None if the column cannot
     be read; ``readable_expression`` is then SQL that can be read instead. ``native`` is the
     source's name of the type. ``axes`` is a SQL expression that counts the axes of an array.
     """
 
     name: str
     expression: str
-    kind: pa.DataType | None
+    dtype: pa.DataType | None
     native: str = ""
     readable_expression: str | None = None
     axes: str | None = None
@@ -66,7 +66,7 @@ def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[
             or "the column may have been dropped or renamed at the source",
         )
     selected = [columns_by_name[name] for name in names]
-    _refuse_unreadable([column for column in selected if column.kind is None], query)
+    _refuse_unreadable([column for column in selected if column.dtype is None], query)
     return selected
 
 
@@ -112,7 +112,7 @@ class TypedColumns(ABC):
 
 def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
     """Return the schema of columns in feature types."""
-    return pa.schema([pa.field(column.name, column.kind) for column in columns])
+    return pa.schema([pa.field(column.name, column.dtype) for column in columns])
 
 
 def cast_batches(

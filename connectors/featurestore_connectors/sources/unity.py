@@ -135,7 +135,7 @@ class UnitySnapshot(CatalogSnapshot):
     def tables(self) -> Sequence[SourceTable]:
         names = []
         schemas = self._client.list_all("schemas", catalog_name=self._catalog)
-        for schema in sorted(str(each["name"]) for each in schemas):
+        for schema in sorted(str(schema["name"]) for schema in schemas):
             selection = {"catalog_name": self._catalog, "schema_name": schema}
             for table in self._client.list_all("tables", **selection):
                 if table.get("data_source_format") in _FORMATS:
@@ -209,8 +209,8 @@ class UnitySnapshot(CatalogSnapshot):
         response = self._client.post(
             "temporary-table-credentials", {"table_id": table.get("table_id"), "operation": "READ"}
         )
-        kind, names = _CREDENTIALS[scheme]
-        vended = response.get(kind) or {}
+        secret_type, names = _CREDENTIALS[scheme]
+        vended = response.get(secret_type) or {}
         credentials = {
             option: vended[key]
             for key, option in names.items()

@@ -49,13 +49,15 @@ class UnityClient:
         """Delete the object at a path, if it exists."""
         self._send(path, None, method="DELETE")
 
-    def list_all(self, kind: str, **query: str) -> Iterator[Mapping[str, Any]]:
+    def list_all(self, response_key: str, **query: str) -> Iterator[Mapping[str, Any]]:
         """Yield the objects of all pages of a list."""
         page: str | None = None
         while True:
             page_parameter = {} if page is None else {"page_token": page}
-            body = self.get(kind, **query, max_results=str(_PAGE_ROWS), **page_parameter) or {}
-            yield from body.get(kind) or ()
+            body = (
+                self.get(response_key, **query, max_results=str(_PAGE_ROWS), **page_parameter) or {}
+            )
+            yield from body.get(response_key) or ()
             # A catalog that repeats a token would cause an endless list.
             if not body.get("next_page_token") or body["next_page_token"] == page:
                 return

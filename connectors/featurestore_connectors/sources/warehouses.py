@@ -193,13 +193,13 @@ class SnowflakeSource(WarehouseSource):
             )
 
     def _warehouse(self, secret: str | None) -> Warehouse:
-        kind, option = _SNOWFLAKE_SECRETS[self._query.get("authentication", "password")]
+        auth_type, option = _SNOWFLAKE_SECRETS[self._query.get("authentication", "password")]
         # urlsplit converts the host name to lower case, but an account has its own spelling.
         user, _, account = self._url.netloc.rpartition("@")
         options = {
             "username": unquote(user),
             f"{_SNOWFLAKE}.account": account,
-            f"{_SNOWFLAKE}.auth_type": kind,
+            f"{_SNOWFLAKE}.auth_type": auth_type,
             f"{_SNOWFLAKE}.client_option.disable_telemetry": "true",
             option: str(secret),
         }
@@ -242,11 +242,11 @@ class BigQuerySource(WarehouseSource):
 
     def _warehouse(self, secret: str | None) -> Warehouse:
         project, (dataset,) = self._url.netloc, self._path()
-        kind = "auth_bigquery" if secret is None else "json_credential_string"
+        auth_type = "auth_bigquery" if secret is None else "json_credential_string"
         options = {
             f"{_BIGQUERY}.project_id": project,
             f"{_BIGQUERY}.dataset_id": dataset,
-            f"{_BIGQUERY}.auth_type": f"{_BIGQUERY}.auth_type.{kind}",
+            f"{_BIGQUERY}.auth_type": f"{_BIGQUERY}.auth_type.{auth_type}",
         }
         if secret is not None:
             options[f"{_BIGQUERY}.auth_credentials"] = secret
@@ -298,10 +298,10 @@ class WarehouseSnapshot(TypedColumns):
         all_columns = self._columns(query)
         columns = select_columns(all_columns, query)
         schema = schema_of(columns)
-        expressions = [f"{each.expression} AS {self._quote(each.name)}" for each in columns]
+        expressions = [f"{column.expression} AS {self._quote(column.name)}" for column in columns]
         condition, parameters = None, None
         if query.window is not None:
-            natives = {each.name: each.native for each in all_columns}
+            natives = {column.name: column.native for column in all_columns}
             condition, parameters = self._bind_window(query, natives[query.window.column])
         text = sqltext.select(expressions, source=self._from_item(query), condition=condition)
         batches = self._batches(text, parameters)
@@ -347,14 +347,18 @@ class WarehouseSnapshot(TypedColumns):
                 hint=did_you_mean(str(query.table), names, write="table={!r}"),
             ) from error
         columns = []
-        for each in schema:
+        for schema_field in schema:
             storage = (
-                each.type.storage_type if isinstance(each.type, pa.BaseExtensionType) else each.type
+                schema_field.type.storage_type
+                if isinstance(schema_field.type, pa.BaseExtensionType)
+                else schema_field.type
             )
-            kind, name = feature_type(storage), self._quote(each.name)
+            dtype, name = feature_type(storage), self._quote(schema_field.name)
             text = f"CAST({name} AS VARCHAR)"
             columns.append(
-                SourceColumn(each.name, name, kind, str(each.type), readable_expression=text)
+                SourceColumn(
+                    schema_field.name, name, dtype, str(schema_field.type), readable_expression=text
+                )
             )
         return columns
 

@@ -75,7 +75,7 @@ class Attempt:
         secrets = (attempt.state, attempt.nonce, attempt.verifier)
         # Libraries do not reject an empty state or nonce.
         has_secrets = all(
-            isinstance(each, str) and len(each) >= _MIN_SECRET_LENGTH for each in secrets
+            isinstance(secret, str) and len(secret) >= _MIN_SECRET_LENGTH for secret in secrets
         )
         if not has_secrets or not isinstance(attempt.following, str):
             raise NotSignedIn("No sign-in is in progress in this browser.")

@@ -117,14 +117,14 @@ class ArrowTable(FolderTable):
         for column in columns:
             index = batch.schema.get_field_index(column.name)
             if index < 0:
-                arrays.append(pa.nulls(batch.num_rows, column.kind))
+                arrays.append(pa.nulls(batch.num_rows, column.dtype))
                 continue
             array = batch.column(index)
             if pat.is_timestamp(array.type) and self.options.timestamp_precision is not None:
                 array = pc.round_temporal(array, 1, "microsecond")
             check_times(_storage(array), column.name, has_sql=False)
             try:
-                arrays.append(to_column(array, column.kind))
+                arrays.append(to_column(array, column.dtype))
             except (UnsupportedType, pa.ArrowInvalid) as error:
                 raise self._value_error(file, column, error) from error
         return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])

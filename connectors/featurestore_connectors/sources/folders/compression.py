@@ -118,9 +118,9 @@ class _ZipStream(_Stream):
         super().__init__(file)
         try:
             self._archive = zipfile.ZipFile(file)
-            members = [each for each in self._archive.infolist() if _is_data(each)]
+            members = [member for member in self._archive.infolist() if _is_data(member)]
             if len(members) != 1:
-                names = [each.filename for each in members]
+                names = [member.filename for member in members]
                 raise ArchiveError(f"the archive has {len(names)} files: {listing(names)}")
             if members[0].flag_bits & 1:
                 raise ArchiveError("the archive is encrypted")

@@ -123,7 +123,7 @@ class CsvTable(FolderTable):
         if names is None:
             return
         self._compare_header(
-            file, names, [each.name for each in schema.in_files], "the earlier files"
+            file, names, [column.name for column in schema.in_files], "the earlier files"
         )
         inside = [column for column in columns if column.name in names]
         numbers = [names.index(column.name) for column in inside]
@@ -135,7 +135,7 @@ class CsvTable(FolderTable):
             wrong: list[int] = []
             for index, column in enumerate(inside):
                 values = self._replace_null_values(batch.column(index))
-                array, reasons = parse_texts(values, column.kind, text_rules(column, self.options))
+                array, reasons = parse_texts(values, column.dtype, text_rules(column, self.options))
                 arrays[column.name] = array
                 wrong += reasons
                 for row, reason in reasons.items():
@@ -145,7 +145,7 @@ class CsvTable(FolderTable):
                 break
             for column in columns:
                 if column.name not in arrays:
-                    arrays[column.name] = pa.nulls(batch.num_rows, column.kind)
+                    arrays[column.name] = pa.nulls(batch.num_rows, column.dtype)
             start += batch.num_rows
             # Rows are numbered before bad rows are dropped, as in ``locate``.
             yield drop_rows(_batch(arrays, columns, batch.num_rows), wrong)

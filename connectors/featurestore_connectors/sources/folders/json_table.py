@@ -80,8 +80,8 @@ class JsonTable(FolderTable):
                 columns.append(Column(name, self.options.dtypes[name], is_declared=True))
             else:
                 member = scan.members[name]
-                kind = member.kind(self.table, name, name)
-                columns.append(Column(name, kind, member.meaning))
+                dtype = member.infer_type(self.table, name, name)
+                columns.append(Column(name, dtype, member.meaning))
         if not columns:
             raise self.table.invalid_file_error(
                 f"{self.folder_files.files[0].name} has no objects, so its columns are unknown.",
@@ -99,12 +99,12 @@ class JsonTable(FolderTable):
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
         in_files = schema.in_files
-        table_schema = pa.schema([(column.name, column.kind) for column in in_files])
+        table_schema = pa.schema([(column.name, column.dtype) for column in in_files])
         # Declared columns of strings and nested types contain numbers as written, digit by digit.
         declared = frozenset(
-            each.name
-            for each in in_files
-            if each.is_declared and (pa.types.is_string(each.kind) or is_nested(each.kind))
+            column.name
+            for column in in_files
+            if column.is_declared and (pa.types.is_string(column.dtype) or is_nested(column.dtype))
         )
         parser = JsonColumns(
             table_schema,

@@ -182,7 +182,7 @@ def list_partitioned_files(
         # Some engines mark folders by empty files.
         if folder not in partitions or not status.size:
             continue
-        values = [None if each == _NULL_PARTITION else each for each in partitions[folder]]
+        values = [None if value == _NULL_PARTITION else value for value in partitions[folder]]
         pairs = tuple(zip(keys, values, strict=True))
         name = relative_path(root, path)
         partition_files.append(FolderFile(path, name, status, ".parquet", None, pairs))

@@ -246,14 +246,14 @@ def _parse_count(name: str, text: str) -> int:
 def _parse_strings(name: str, text: str) -> tuple[str, ...]:
     # A single string may be written without brackets.
     value = _parse_json(text) if text.startswith("[") else [text]
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise InvalidArgument(f"{name}={text} is not a list of strings.", hint=f"{name}=['a', 'b']")
 
 
 def _parse_mapping(name: str, text: str) -> dict[str, str]:
     value = _parse_json(text)
-    if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
+    if isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
         return value
     raise InvalidArgument(
         f"{name}={text} is not a mapping of strings.", hint=f"{name}={{'zip': 'string'}}"
@@ -304,12 +304,12 @@ def _parse_type(column: str, word: str) -> pa.DataType:
     if decimal is not None and 1 <= int(decimal[1]) <= 38 and int(decimal[2]) <= int(decimal[1]):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     try:
-        kind = feature_type(parse_type(word, column=column))
+        dtype = feature_type(parse_type(word, column=column))
     except UnsupportedType as error:
         raise InvalidArgument(f"dtypes: {error.message}", hint=error.hint) from error
-    if kind is None:
+    if dtype is None:
         raise InvalidArgument(f"dtypes: unsupported type {word!r} of column {column!r}.")
-    return kind
+    return dtype
 
 
 _PARSERS: Mapping[str, Callable[[str, str], Any]] = {

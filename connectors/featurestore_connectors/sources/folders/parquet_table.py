@@ -75,7 +75,7 @@ class ParquetTable(FolderTable):
             for column in columns:
                 first.setdefault(column.name, file.name)
                 earlier = merged.setdefault(column.name, column)
-                if earlier.kind != column.kind:
+                if earlier.dtype != column.dtype:
                     merged[column.name] = self._widen_column(
                         earlier, column, file, first[column.name]
                     )
@@ -83,11 +83,17 @@ class ParquetTable(FolderTable):
 
     def columns(self) -> list[Column]:
         columns = []
-        for each in self.source_columns():
-            if each.name in self.options.dtypes:
-                columns.append(Column(each.name, self.options.dtypes[each.name], is_declared=True))
-            elif each.kind is not None:
-                columns.append(Column(each.name, each.kind))
+        for source_column in self.source_columns():
+            if source_column.name in self.options.dtypes:
+                columns.append(
+                    Column(
+                        source_column.name,
+                        self.options.dtypes[source_column.name],
+                        is_declared=True,
+                    )
+                )
+            elif source_column.dtype is not None:
+                columns.append(Column(source_column.name, source_column.dtype))
         names = [column.name for column in columns]
         check_declared([*names, *self.folder_files.partitions], self.table, self.options)
         return columns
@@ -103,7 +109,7 @@ class ParquetTable(FolderTable):
     ) -> Iterator[pa.RecordBatch]:
         described = {column.name: column for column in self._describe_columns(file)}
         # A column of nulls has no type, but it is part of the file.
-        names = [name for name, each in described.items() if each.kind or _is_null(each)]
+        names = [name for name, column in described.items() if column.dtype or _is_null(column)]
         expected = [column.name for column in schema.in_files]
         self._compare_names(file, names, expected, first="the earlier files")
         inside = [
@@ -154,8 +160,8 @@ class ParquetTable(FolderTable):
         described = []
         for column in columns:
             index = -1 if schema is None else schema.get_field_index(column.name)
-            kind = schema.field(index).type if schema is not None and index >= 0 else None
-            unreadable_type = _find_unreadable_type(column, kind)
+            dtype = schema.field(index).type if schema is not None and index >= 0 else None
+            unreadable_type = _find_unreadable_type(column, dtype)
             if unreadable_type is not None:
                 column = SourceColumn(column.name, column.expression, None, unreadable_type)
             described.append(column)
@@ -177,10 +183,10 @@ class ParquetTable(FolderTable):
             return earlier
         if _is_null(earlier):
             return column
-        wider = _common_type(earlier.kind, column.kind)
+        wider = _common_type(earlier.dtype, column.dtype)
         if wider is None:
             kinds = (
-                f"{earlier.kind or earlier.native} in {first} and {column.kind or column.native}"
+                f"{earlier.dtype or earlier.native} in {first} and {column.dtype or column.native}"
             )
             raise self.table.invalid_file_error(
                 f"column {column.name!r} is {kinds} in {file.name}.",
@@ -193,7 +199,9 @@ class ParquetTable(FolderTable):
         """Return the hint for times that cannot be read, or None."""
         if "timestamp[ns]" in error.message:
             return f"{self.table.call(timestamp_precision='us')} rounds them"
-        readable_names = [each.name for each in schema.columns if not pat.is_temporal(each.kind)]
+        readable_names = [
+            column.name for column in schema.columns if not pat.is_temporal(column.dtype)
+        ]
         return (
             f"{self.table.call(columns=readable_names)} leaves times out"
             if readable_names
@@ -212,7 +220,7 @@ class ParquetTable(FolderTable):
         if self.options.timestamp_precision is not None:
             schema = self._arrow_schema(file)
             kinds = [] if schema is None else [field.type for field in schema]
-            if any(pat.is_timestamp(kind) and kind.unit == "ns" for kind in kinds):
+            if any(pat.is_timestamp(dtype) and dtype.unit == "ns" for dtype in kinds):
                 yield from self._read_with_arrow(file, names, batch_rows)
                 return
         # DuckDB would encode variants again, and has no nanoseconds with a zone in them.
@@ -242,7 +250,7 @@ class ParquetTable(FolderTable):
 
     def _variants_hint(self, schema: TableSchema, variants: Sequence[str]) -> str | None:
         """Return the hint for variants that cannot be read, or None."""
-        readable_names = [each.name for each in schema.columns if each.name not in variants]
+        readable_names = [column.name for column in schema.columns if column.name not in variants]
         if not variants or not readable_names:
             return None
         return (
@@ -303,7 +311,7 @@ class ParquetTable(FolderTable):
         for column in columns:
             index = batch.schema.get_field_index(column.name)
             if index < 0:
-                arrays.append(pa.nulls(batch.num_rows, column.kind))
+                arrays.append(pa.nulls(batch.num_rows, column.dtype))
                 continue
             array = batch.column(index)
             if pat.is_timestamp(array.type) and self.options.timestamp_precision is not None:
@@ -314,7 +322,7 @@ class ParquetTable(FolderTable):
         names = [column.name for column in columns]
         if not names:
             return batch
-        fields = pa.schema([(column.name, column.kind) for column in columns])
+        fields = pa.schema([(column.name, column.dtype) for column in columns])
         try:
             return cast_batch(pa.RecordBatch.from_arrays(arrays, names), fields)
         except UnsupportedType as error:
@@ -334,22 +342,22 @@ class ParquetTable(FolderTable):
             ) from error
 
 
-def _find_unreadable_type(column: SourceColumn, kind: pa.DataType | None) -> str | None:
+def _find_unreadable_type(column: SourceColumn, dtype: pa.DataType | None) -> str | None:
     """Return the type of a column that DuckDB would change, or None."""
-    if kind is None:
+    if dtype is None:
         return None
-    if pat.is_decimal256(kind):
+    if pat.is_decimal256(dtype):
         # DuckDB would read such decimals as floats.
-        return str(kind)
+        return str(dtype)
     if column.native == _VARIANT:
-        unreadable_part = find_unreadable_part(kind)
+        unreadable_part = find_unreadable_part(dtype)
         return unreadable_part and f"shredded variant with {unreadable_part}"
     return None
 
 
 def _is_null(column: SourceColumn) -> bool:
     """Return whether a column has no type because all its values are null."""
-    return column.kind is None and column.native.strip('"').upper() == "NULL"
+    return column.dtype is None and column.native.strip('"').upper() == "NULL"
 
 
 def _scan_expression(file: FolderFile) -> str:

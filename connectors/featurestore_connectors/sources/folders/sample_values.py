@@ -60,13 +60,13 @@ class SampleDecoder:
         self._columns = columns
         self._names = {column.name for column in schema.in_files}
         self._requested = {column.name for column in columns}
-        readable = [column for column in columns if not pat.is_binary(column.kind)]
+        readable = [column for column in columns if not pat.is_binary(column.dtype)]
         self._json = JsonColumns(
-            pa.schema([(column.name, column.kind) for column in readable]),
+            pa.schema([(column.name, column.dtype) for column in readable]),
             texts_of_values=frozenset(
                 column.name
                 for column in readable
-                if column.is_declared and (pat.is_string(column.kind) or is_nested(column.kind))
+                if column.is_declared and (pat.is_string(column.dtype) or is_nested(column.dtype))
             ),
             rules=self._options.rules(""),
             rules_of={column.name: text_rules(column, self._options) for column in readable},
@@ -144,10 +144,10 @@ class SampleDecoder:
         self, files: Sequence[bytes | None], column: Column
     ) -> tuple[pa.Array, dict[int, str]]:
         """Return the values of files with one extension, and the reasons of invalid rows."""
-        if pat.is_binary(column.kind):
+        if pat.is_binary(column.dtype):
             return pa.array(files, pa.binary()), {}
         if last_part(column.name) == ARRAY_SUFFIX:
-            return _decode_arrays(files, column.kind)
+            return _decode_arrays(files, column.dtype)
         reasons: dict[int, str] = {}
         texts: list[str | None] = []
         for row, content in enumerate(files):
@@ -156,9 +156,9 @@ class SampleDecoder:
                 text = None if content is None else content.decode()
             except UnicodeDecodeError:
                 reasons[row] = "the bytes are not UTF-8"
-            texts.append(text if text is None or pat.is_string(column.kind) else text.strip())
+            texts.append(text if text is None or pat.is_string(column.dtype) else text.strip())
         values, bad = parse_texts(
-            pa.array(texts, pa.string()), column.kind, text_rules(column, self._options)
+            pa.array(texts, pa.string()), column.dtype, text_rules(column, self._options)
         )
         return values, bad | reasons
 

@@ -67,7 +67,7 @@ def find_dataset(
     if not folders:
         return None
     if folder not in folders:
-        names = [each[len(folder) :].lstrip("/") for each in folders]
+        names = [path[len(folder) :].lstrip("/") for path in folders]
         parent = "" if table.path is None else f"{table.path.rstrip('/')}/"
         raise InvalidArgument(
             f"{remove_owner(folder)} has the splits, or datasets, {listing(names)}.",

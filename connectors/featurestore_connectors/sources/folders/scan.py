@@ -22,7 +22,7 @@ from featurestore.arrow.text_values import (
 from featurestore_connectors.sources.folders.options import TableName
 
 _FIRST_VALUES = 64
-_TIMES = tuple(each for each in INFERRED if each.startswith(("date", "timestamp")))
+_TIMES = tuple(type_name for type_name in INFERRED if type_name.startswith(("date", "timestamp")))
 _LOW, _HIGH, _UNSIGNED = -(2**63), 2**63 - 1, 2**64 - 1
 _MANY_NAMES = 10_000
 # Arrow exchanges types of at most 64 levels, which include the table and a column's own type.
@@ -47,7 +47,9 @@ class TextScan:
         # A few values eliminate most types, so that all values are matched against few types.
         for sample in (texts.slice(0, _FIRST_VALUES), texts):
             self._candidates = [
-                each for each in self._candidates if all_match(sample, each, self._rules)
+                candidate
+                for candidate in self._candidates
+                if all_match(sample, candidate, self._rules)
             ]
         # Strings such as "nan" and "inf" alone do not make a column of floats.
         if "double" in self._candidates and not self._has_number:
@@ -58,9 +60,9 @@ class TextScan:
         """The inferred type of the strings; "string" if no other type fits, or without values."""
         if not self._has_values:
             return "string"
-        for each in self._candidates:
-            if each != "double" or self._has_number:
-                return each
+        for candidate in self._candidates:
+            if candidate != "double" or self._has_number:
+                return candidate
         return "string"
 
 
@@ -81,10 +83,10 @@ class JsonScan:
     def update(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
         """Update the inference with values and their line numbers in a file."""
         kinds = set(map(type, values))
-        for kind in kinds - self._first.keys():
+        for json_type in kinds - self._first.keys():
             # isinstance would count booleans as integers.
-            row = next(row for row, value in enumerate(values) if type(value) is kind)
-            self._first[kind] = (file, lines[row])
+            row = next(row for row, value in enumerate(values) if type(value) is json_type)
+            self._first[json_type] = (file, lines[row])
         if str in kinds:
             strings = [value for value in values if type(value) is str]
             self._strings.update(pa.array(strings, pa.string()))
@@ -117,13 +119,13 @@ class JsonScan:
     ) -> None:
         """Update the inference with the members of objects."""
         names: dict[str, None] = {}
-        for each in objects:
-            if not each.keys() <= names.keys():
-                names |= dict.fromkeys(each)
+        for members in objects:
+            if not members.keys() <= names.keys():
+                names |= dict.fromkeys(members)
         for name in names:
             if name not in self.members:
                 self.members[name] = JsonScan(rules.get(name, self._rules), level=self._level + 1)
-            self.members[name].update([each.get(name) for each in objects], lines, file)
+            self.members[name].update([members.get(name) for members in objects], lines, file)
 
     def _update_integers(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
         """Update the bounds, and the first integers that do not fit into float64 or 64 bits."""
@@ -146,7 +148,7 @@ class JsonScan:
         """Whether all values are objects or null."""
         return self._first.keys() - {type(None)} == {dict}
 
-    def kind(self, table: TableName, path: str, column: str) -> pa.DataType:
+    def infer_type(self, table: TableName, path: str, column: str) -> pa.DataType:
         """Return the common type of all values at a path in a column.
 
         Raises:
@@ -189,9 +191,9 @@ class JsonScan:
             )
         if only is list:
             items = self._items or JsonScan(self._rules)
-            return pa.list_(pa.field("item", items.kind(table, f"{path}[]", column)))
+            return pa.list_(pa.field("item", items.infer_type(table, f"{path}[]", column)))
         fields = [
-            pa.field(name, scan.kind(table, f"{path}.{name}", column))
+            pa.field(name, scan.infer_type(table, f"{path}.{name}", column))
             for name, scan in self.members.items()
         ]
         if len(fields) > _MANY_NAMES or not fields:
@@ -219,9 +221,9 @@ class JsonScan:
             file, line = first_location or self._first[int]
             return f"{description} at {file} line {line}"
         kinds_with_lines = [
-            f"{json_type_name(kind())} at {file} line {line}"
-            for kind, (file, line) in self._first.items()
-            if kind in kinds
+            f"{json_type_name(json_type())} at {file} line {line}"
+            for json_type, (file, line) in self._first.items()
+            if json_type in kinds
         ]
         return " and ".join(kinds_with_lines)
 

@@ -47,15 +47,15 @@ class Column:
     """
 
     name: str
-    kind: pa.DataType
+    dtype: pa.DataType
     meaning: str = ""
     is_declared: bool = False
     is_partition: bool = False
 
     def to_source_column(self) -> SourceColumn:
         """Return the column without a type if it cannot be read."""
-        kind = None if pat.is_null(self.kind) else self.kind
-        return SourceColumn(self.name, self.name, kind, self.meaning)
+        dtype = None if pat.is_null(self.dtype) else self.dtype
+        return SourceColumn(self.name, self.name, dtype, self.meaning)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,16 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as a JSON object for ``from_json``."""
-        columns = [{**vars(column), "kind": type_to_json(column.kind)} for column in self.columns]
+        columns = [
+            {
+                "name": column.name,
+                "kind": type_to_json(column.dtype),
+                "meaning": column.meaning,
+                "is_declared": column.is_declared,
+                "is_partition": column.is_partition,
+            }
+            for column in self.columns
+        ]
         return {"columns": columns}
 
     @classmethod
@@ -86,9 +95,10 @@ class TableSchema:
             StorageError: The object is damaged.
         """
         try:
-            columns = [
-                Column(**{**each, "kind": type_from_json(each["kind"])}) for each in data["columns"]
-            ]
+            columns = []
+            for column in data["columns"]:
+                attributes = {name: value for name, value in column.items() if name != "kind"}
+                columns.append(Column(dtype=type_from_json(column["kind"]), **attributes))
         except (LookupError, TypeError, ValueError, AttributeError, FeatureStoreError) as error:
             raise StorageError(
                 f"The stored types of the source's table {data.get('path')!r} are damaged: "
@@ -158,7 +168,7 @@ class FolderTable(ABC):
             # The window column is read even if it is not requested, and removed after the filter.
             needed.append(schema.column(window.column))
         in_files = [column for column in needed if not column.is_partition]
-        fields = pa.schema([(column.name, column.kind) for column in columns])
+        fields = pa.schema([(column.name, column.dtype) for column in columns])
         for file in self.folder_files.files:
             # The folders of a file determine its partition values, which are the same in all rows.
             constants = {
@@ -379,7 +389,7 @@ def partition_value(
     """
     text = dict(file.partitions).get(column.name)
     values, reasons = parse_texts(
-        pa.array([text], pa.string()), column.kind, text_rules(column, options)
+        pa.array([text], pa.string()), column.dtype, text_rules(column, options)
     )
     if reasons:
         raise table.invalid_file_error(

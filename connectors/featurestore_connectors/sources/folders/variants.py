@@ -23,12 +23,12 @@ _PLAIN = (
 _UUID_BYTES = 16
 
 
-def is_shredded(kind: pa.DataType) -> bool:
+def is_shredded(dtype: pa.DataType) -> bool:
     """Return whether the struct of a variant has values outside of the two binary columns."""
-    return pat.is_struct(kind) and kind.get_field_index(_TYPED) >= 0
+    return pat.is_struct(dtype) and dtype.get_field_index(_TYPED) >= 0
 
 
-def find_unreadable_part(kind: pa.DataType) -> str | None:
+def find_unreadable_part(dtype: pa.DataType) -> str | None:
     """Return a description of the part of a variant that DuckDB does not read exactly, or None.
 
     >>> time = pa.timestamp("ns", tz="UTC")
@@ -36,11 +36,11 @@ def find_unreadable_part(kind: pa.DataType) -> str | None:
     >>> find_unreadable_part(pa.struct(fields))
     'timestamp[ns, tz=UTC]'
     """
-    if not is_shredded(kind):
+    if not is_shredded(dtype):
         return None
-    if kind.get_field_index(_UNTYPED) < 0:
+    if dtype.get_field_index(_UNTYPED) < 0:
         return f"no column {_UNTYPED!r}"
-    typed = kind.field(_TYPED).type
+    typed = dtype.field(_TYPED).type
     member_types = []
     if pat.is_list(typed):
         member_types = [typed.value_type]

@@ -203,7 +203,7 @@ class _SampleScan:
     def _json_column(self, name: str, scan: JsonScan) -> Column:
         if name in self._options.dtypes:
             return Column(name, self._options.dtypes[name], is_declared=True)
-        return Column(name, scan.kind(self._table, name, name), scan.meaning)
+        return Column(name, scan.infer_type(self._table, name, name), scan.meaning)
 
 
 class _ArrayScan:

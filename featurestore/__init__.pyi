@@ -20,7 +20,6 @@ from featurestore.dbt import DbtImport
 from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.experiments.models import Model
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
-from featurestore.featuregroups.definition import TypeName
 from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.inputs import Inputs
 from featurestore.featuregroups.table import TableVersion
@@ -40,6 +39,7 @@ from featurestore.jobs.service import JobPlan, JobStatus
 from featurestore.model.alert import Channel
 from featurestore.model.erasure import ErasureCheck, ErasureReport
 from featurestore.model.featuregroup import Commit
+from featurestore.model.group_options import TypeName
 from featurestore.model.monitor_report import Acceptance, MonitorReport
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.online_store import OnlineStoreSpec

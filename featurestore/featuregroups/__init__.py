@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from featurestore._imports import import_uninterrupted
 
 if TYPE_CHECKING:
-    from featurestore.featuregroups.definition import Declaration
     from featurestore.featuregroups.handle import FeatureGroup
     from featurestore.featuregroups.maintenance import delete_group, delete_rows
     from featurestore.featuregroups.write import Write, create, create_named, get_or_create, insert
 
 __all__ = [
-    "Declaration",
     "FeatureGroup",
     "Write",
     "create",
@@ -29,7 +27,6 @@ __all__ = [
 ]
 
 _EXPORTS = {
-    "Declaration": "definition",
     "FeatureGroup": "handle",
     **dict.fromkeys(("delete_group", "delete_rows"), "maintenance"),
     **dict.fromkeys(("Write", "create", "create_named", "get_or_create", "insert"), "write"),

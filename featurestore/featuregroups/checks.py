@@ -37,11 +37,11 @@ from featurestore.errors import (
     SchemaMismatch,
 )
 from featurestore.featuregroups.conform import Batch
-from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.ingest import peek_language
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Accumulator, Engine, Relation
@@ -60,7 +60,7 @@ _PEEK_ROWS = 1000
 _NO_ROWS = "no rows"
 
 
-def check_time_types(rows: Relation, declared: Declaration, *, df: object, engine: Engine) -> None:
+def check_time_types(rows: Relation, declared: GroupOptions, *, df: object, engine: Engine) -> None:
     """Reject time columns that contain numbers or strings.
 
     The hint shows code of the dataframe library that converts the values. The unit of numbers and the

@@ -24,12 +24,12 @@ from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups import checks
 from featurestore.featuregroups.checks import warn_about_implausible_times
 from featurestore.featuregroups.conform import Batch
-from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.quality import store_commit_statistics
 from featurestore.featuregroups.records import prepare_records, ranges_of_positions
 from featurestore.featuregroups.table import OpenGroup, version_title
 from featurestore.featuregroups.writers import writer_properties
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.times import utc_now
 from featurestore.plugins import observers
 from featurestore.plugins.engine import AggregatesWhileStaging, Relation, TableWrite
@@ -156,7 +156,7 @@ def _audit_staged_rows(
 
 
 def create_table(
-    session: Session, spec: FeatureGroupSpec, declared: Declaration, run: InFlight
+    session: Session, spec: FeatureGroupSpec, declared: GroupOptions, run: InFlight
 ) -> OpenGroup:
     """Create the empty table of a new group and open it."""
     path = session.featuregroup_path(spec.name, spec.version)
@@ -182,7 +182,7 @@ def publish_rows(
     group: OpenGroup,
     write: Write,
     run: InFlight,
-    declared: Declaration | None = None,
+    declared: GroupOptions | None = None,
 ) -> Commit:
     """Commit prepared rows to a group's table, register the commit and return it.
 
@@ -319,7 +319,7 @@ def _register_commit(
     group: OpenGroup,
     delta_version: int,
     run: InFlight,
-    declared: Declaration | None,
+    declared: GroupOptions | None,
 ) -> Commit:
     """Update registry and statistics after a commit, and return the commit.
 
@@ -350,7 +350,7 @@ def _update_registry(
     batch: Batch,
     group: OpenGroup,
     commit: Commit,
-    declared: Declaration | None,
+    declared: GroupOptions | None,
 ) -> None:
     """Register the Delta version, new columns, lineage and validation report of a commit."""
     spec, latest, changed_spec = batch.spec, commit.delta_version, None
@@ -380,7 +380,7 @@ def _update_registry(
             reports.add_validation_report(connection, featuregroups.KIND, report.to_json())
 
 
-def _declared_metadata(declared: Declaration) -> commits.Meta:
+def _declared_metadata(declared: GroupOptions) -> commits.Meta:
     return commits.Meta(
         declared.description, dict(declared.tags), dict(declared.descriptions or {})
     )

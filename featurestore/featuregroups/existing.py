@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from featurestore.errors import FeatureStoreError, UnsupportedType
 from featurestore.featuregroups.conform import Batch
-from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.frames import read_quarantine
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.hashing import row_hash, tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import parse_group_reference
 from featurestore.plugins.engine import Relation
 from featurestore.registry.artifacts import feature_views
@@ -141,7 +141,7 @@ class _ContentHasher:
         return state
 
 
-def reuse_notice(group: OpenGroup, declared: Declaration) -> str:
+def reuse_notice(group: OpenGroup, declared: GroupOptions) -> str:
     """Return the notice that an equal group exists."""
     spec = group.spec
     notice = (

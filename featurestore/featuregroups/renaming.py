@@ -13,14 +13,13 @@ from featurestore.arrow.column_lines import quoted
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
-from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.frames import read
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.write import Write, create
 from featurestore.ingest import open_stream
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import check_rename, resolve_renames
-from featurestore.model.times import format_ttl
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 
@@ -151,23 +150,23 @@ def _rename_feature_column(
     return FeatureFrame(session, lambda: engine.select(frame.relation, columns), schema=schema)
 
 
-def _renamed_declaration(group: OpenGroup, old: str, new: str) -> Declaration:
+def _renamed_declaration(group: OpenGroup, old: str, new: str) -> GroupOptions:
     """Return the declaration of a group with a renamed column."""
     spec, meta = group.spec, commits.meta_of(group.state)
 
     def new_name(column: str | None) -> str | None:
         return new if column == old else column
 
-    expectations = [
+    expectations = tuple(
         _rename_in_expectation(expectation, old, new) for expectation in spec.expectations
-    ]
+    )
     descriptions = {str(new_name(column)): text for column, text in meta.features.items()}
-    return Declaration(
+    return GroupOptions(
         primary_key=_replace_name(spec.primary_key, old, new),
         event_time=new_name(spec.event_time),
         created_time=new_name(spec.created_time),
         partition_by=_replace_name(spec.partition_by, old, new),
-        ttl=format_ttl(spec.ttl),
+        ttl=spec.ttl,
         expectations=expectations,
         validation=spec.validation,
         statistics=spec.statistics,

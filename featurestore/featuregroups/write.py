@@ -38,9 +38,7 @@ from featurestore.featuregroups.checks import (
 from featurestore.featuregroups.commit import create_table, prepare_rows, publish_rows
 from featurestore.featuregroups.conform import Batch, convert_to_group_columns
 from featurestore.featuregroups.definition import (
-    Declaration,
     build_spec,
-    check_primary_key,
     check_same_definition,
     check_validation_policy,
     convert_relation,
@@ -72,6 +70,7 @@ from featurestore.ingest import (
 from featurestore.model.arguments import MAX_INT64, check_version, warn_caller
 from featurestore.model.feature_view import incompatible_features
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
+from featurestore.model.group_options import GroupOptions, check_primary_key
 from featurestore.model.names import check_name
 from featurestore.model.paths import parse_version_directory
 from featurestore.model.source import SourceRead
@@ -145,7 +144,7 @@ def create_named(
     df: object,
     name: str,
     *,
-    declared: Declaration,
+    declared: GroupOptions,
     version: int | None = None,
     write: Write | None = None,
     if_exists: str = "version",
@@ -189,7 +188,7 @@ def create(
     df: object,
     name: str,
     *,
-    declared: Declaration,
+    declared: GroupOptions,
     version: int | None = None,
     write: Write | None = None,
     reuse: bool = False,
@@ -263,7 +262,7 @@ def get_or_create(
     df: object,
     name: str,
     *,
-    declared: Declaration,
+    declared: GroupOptions,
     version: int | None = None,
     write: Write | None = None,
 ) -> FeatureGroupSpec:

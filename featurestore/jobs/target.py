@@ -14,11 +14,11 @@ from featurestore.arrow.untyped import format_schema, format_sql_casts, refuse_u
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import FeatureStoreError
-from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.jobs.schedule import Schedule
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.job import JobSpec
-from featurestore.model.times import Window, duration_from_json, duration_to_json, format_ttl
+from featurestore.model.times import Window, duration_from_json, duration_to_json
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.session import Session
@@ -61,15 +61,15 @@ def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
     return group
 
 
-def declaration(spec: JobSpec) -> Declaration:
-    """Build the declaration of a job's target group."""
-    return Declaration(
+def declaration(spec: JobSpec) -> GroupOptions:
+    """Return the options of a job's target group."""
+    return GroupOptions(
         primary_key=spec.primary_key,
         event_time=spec.event_time,
         created_time=spec.created_time,
         partition_by=spec.partition_by,
-        ttl=format_ttl(spec.ttl),
-        expectations=spec.expectations or None,
+        ttl=spec.ttl,
+        expectations=spec.expectations,
         validation=spec.validation,
         statistics=spec.statistics,
         compact=spec.compact,

@@ -30,7 +30,8 @@ from featurestore.errors import (
     InvalidArgument,
     ThreadsUnavailable,
 )
-from featurestore.featuregroups import Declaration, Write, get_or_create, insert
+from featurestore.featuregroups import Write, get_or_create, insert
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import check_name
 from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.runtime import ForkSafeLock, reset_in_children
@@ -166,7 +167,7 @@ class VectorLog:
                 hint=f"features=['group.{SERVED_AT} as group_{SERVED_AT}'] in the feature view",
             )
         columns = pa.schema([*schema, pa.field(SERVED_AT, TIMESTAMP)])
-        declared = Declaration(event_time=SERVED_AT, compact="auto")
+        declared = GroupOptions(event_time=SERVED_AT, compact="auto")
         spec = get_or_create(
             self._session,
             columns.empty_table(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from featurestore.model.featuregroup import normalize_tags
 from featurestore.model.names import refuse_name_before_data
 from featurestore.store.connected import StoreBase
 
@@ -13,10 +12,10 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from featurestore.featuregroups import FeatureGroup
-    from featurestore.featuregroups.definition import TypeName
     from featurestore.featuregroups.discovery import Match
     from featurestore.featuregroups.inputs import Inputs
     from featurestore.model.featuregroup import Commit
+    from featurestore.model.group_options import GroupOptions, TypeName
     from featurestore.model.verification import GroupVerifyReport
     from featurestore.retrieval.conversions import DataframeType
 
@@ -106,13 +105,11 @@ class FeatureGroupCalls(StoreBase):
         >>> (made.name, made.version, made.primary_key)
         ('airports', 1, ('origin',))
         """
-        from featurestore.featuregroups import Declaration, FeatureGroup, Write, create_named
-        from featurestore.featuregroups.definition import declared_types
-        from featurestore.featuregroups.inputs import find_inputs
-        from featurestore.featuregroups.renaming import rename_frame_columns
+        from featurestore.featuregroups.definition import declare_group
+        from featurestore.model.group_options import declared_types
 
         refuse_name_before_data(df, name, call="create_featuregroup")
-        declared = Declaration(
+        options = declare_group(
             primary_key=primary_key,
             event_time=event_time,
             created_time=created_time,
@@ -120,27 +117,24 @@ class FeatureGroupCalls(StoreBase):
             ttl=ttl,
             expectations=expectations,
             validation=validation,
-            statistics=statistics,
-            description=description,
-            descriptions=descriptions,
-            tags=normalize_tags(tags),
             event_time_tolerance=event_time_tolerance,
+            statistics=statistics,
             compact=compact,
             iceberg=iceberg,
+            description=description,
+            descriptions=descriptions,
+            tags=tags,
             types=declared_types(dtypes, decimal_type),
         )
-        df = rename_frame_columns(df, rename)
-        write = Write(inputs=find_inputs(self._session, inputs, df))
-        spec = create_named(
-            self._session,
+        return self._create_group(
             df,
             name,
-            declared=declared,
+            options,
             version=version,
-            write=write,
+            rename=rename,
+            inputs=inputs,
             if_exists=if_exists,
         )
-        return FeatureGroup(self._session, spec.name, spec.version)
 
     def get_or_create_featuregroup(
         self,
@@ -182,13 +176,11 @@ class FeatureGroupCalls(StoreBase):
         >>> (first.version, again.version, again.read().count())
         (1, 1, 1)
         """
-        from featurestore.featuregroups import Declaration, FeatureGroup, Write, get_or_create
-        from featurestore.featuregroups.definition import declared_types
-        from featurestore.featuregroups.inputs import find_inputs
-        from featurestore.featuregroups.renaming import rename_frame_columns
+        from featurestore.featuregroups.definition import declare_group
+        from featurestore.model.group_options import declared_types
 
         refuse_name_before_data(df, name, call="get_or_create_featuregroup")
-        declared = Declaration(
+        options = declare_group(
             primary_key=primary_key,
             event_time=event_time,
             created_time=created_time,
@@ -196,19 +188,50 @@ class FeatureGroupCalls(StoreBase):
             ttl=ttl,
             expectations=expectations,
             validation=validation,
-            statistics=statistics,
-            description=description,
-            descriptions=descriptions,
-            tags=normalize_tags(tags),
             event_time_tolerance=event_time_tolerance,
+            statistics=statistics,
             compact=compact,
             iceberg=iceberg,
+            description=description,
+            descriptions=descriptions,
+            tags=tags,
             types=declared_types(dtypes, decimal_type),
         )
+        return self._create_group(
+            df,
+            name,
+            options,
+            version=version,
+            rename=rename,
+            inputs=inputs,
+            if_exists="return",
+        )
+
+    def _create_group(
+        self,
+        df: object,
+        name: str,
+        options: GroupOptions,
+        *,
+        version: int | None,
+        rename: Mapping[str, str] | str | None,
+        inputs: Inputs,
+        if_exists: str,
+    ) -> FeatureGroup:
+        from featurestore.featuregroups import FeatureGroup, Write, create_named
+        from featurestore.featuregroups.inputs import find_inputs
+        from featurestore.featuregroups.renaming import rename_frame_columns
+
         df = rename_frame_columns(df, rename)
         write = Write(inputs=find_inputs(self._session, inputs, df))
-        spec = get_or_create(
-            self._session, df, name, declared=declared, version=version, write=write
+        spec = create_named(
+            self._session,
+            df,
+            name,
+            declared=options,
+            version=version,
+            write=write,
+            if_exists=if_exists,
         )
         return FeatureGroup(self._session, spec.name, spec.version)
 

@@ -25,13 +25,14 @@ from featurestore.arrow.unstorable import is_missing
 from featurestore.erasure.keys import KnownValue, parse_entities
 from featurestore.erasure.run import parse_certificate_json
 from featurestore.errors import InvalidArgument
-from featurestore.featuregroups.definition import convert_reader, declared_types
+from featurestore.featuregroups.definition import convert_reader
 from featurestore.featuregroups.existing import notify
 from featurestore.featuregroups.inputs import input_texts
 from featurestore.featuregroups.renaming import rename_frame_columns
 from featurestore.model.erasure import ErasureCheck, ErasureReport
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.featuregroup import Commit
+from featurestore.model.group_options import declared_types
 from featurestore.model.names import (
     check_name,
     format_group_reference,

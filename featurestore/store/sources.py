@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from featurestore.model.display import Listing
-from featurestore.model.featuregroup import normalize_tags
 from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
@@ -174,8 +173,8 @@ class SourceCalls(StoreBase):
         """
         from featurestore import sources
         from featurestore.external import grant_rows
-        from featurestore.featuregroups import Declaration, FeatureGroup, Write, create_named
-        from featurestore.featuregroups.definition import build_spec
+        from featurestore.featuregroups import FeatureGroup, Write, create_named
+        from featurestore.featuregroups.definition import build_spec, declare_group
         from featurestore.featuregroups.redefinition import check_expectations
 
         rows, schema = sources.define_external(
@@ -188,7 +187,7 @@ class SourceCalls(StoreBase):
             rename=rename,
             snapshots=snapshots,
         )
-        declared = Declaration(
+        declared = declare_group(
             primary_key=primary_key,
             event_time=event_time,
             created_time=created_time,
@@ -197,7 +196,7 @@ class SourceCalls(StoreBase):
             statistics=False,
             description=description,
             descriptions=descriptions,
-            tags=normalize_tags(tags),
+            tags=tags,
             external=rows,
         )
         spec = build_spec(declared, name=name, version=version or 1, schema=schema)

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import BadRecord, DefinitionMismatch, StreamOvertaken
 from featurestore.featuregroups import get_or_create
-from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model import times
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.source import MicroBatch, StreamSource, Topic
@@ -50,10 +50,10 @@ _VALUES = re.compile(r"'[^']*'|\([^)]*\)|[0-9]+")
 
 @dataclass(frozen=True)
 class StreamTarget:
-    """The group of a stream, or None with the declaration of a group to create."""
+    """The group of a stream, or None with the options of a group to create."""
 
     group: OpenGroup | None
-    declared: Declaration
+    declared: GroupOptions
 
 
 @dataclass
@@ -148,7 +148,7 @@ def consume(
         source.close()
 
 
-def _create_group(session: Session, spec: JobSpec, declared: Declaration) -> OpenGroup:
+def _create_group(session: Session, spec: JobSpec, declared: GroupOptions) -> OpenGroup:
     """Create the group of a job without rows, unless a concurrent process has created it."""
     assert spec.stream is not None
     empty_rows = spec.stream.columns.empty_table()

@@ -13,9 +13,10 @@ from featurestore.errors import (
     InvalidArgument,
     SourceNotFound,
 )
-from featurestore.featuregroups import Declaration, create
+from featurestore.featuregroups import create
 from featurestore.featuregroups.discovery import derived_from, provenance
 from featurestore.featuregroups.write import Write, insert
+from featurestore.model.group_options import GroupOptions
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -129,7 +130,7 @@ def test_created_groups_record_declared_and_read_inputs(empty_store: FeatureStor
 
 def test_provenance_contains_job_and_training_datasets(empty_store: FeatureStore) -> None:
     raw = empty_store.create_featuregroup(pa.table({"x": [1, 2]}), "raw")
-    declared = Declaration(job="nightly")
+    declared = GroupOptions(job="nightly")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
     write = Write(run_id="run7", inputs=(source,))
     create(empty_store.session, pa.table({"y": [1, 2]}), "derived", declared=declared, write=write)

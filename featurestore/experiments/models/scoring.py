@@ -24,12 +24,13 @@ from featurestore.experiments.models.conversion import (
 )
 from featurestore.experiments.models.input_rows import to_model_input
 from featurestore.experiments.models.loading import load_predictor
-from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
+from featurestore.featuregroups import FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, to_reader, to_relation
 from featurestore.model.derived_names import (
     NamedColumn,
     check_distinct_names,
 )
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -86,7 +87,7 @@ class PredictBatch:
         """Return the prediction columns of a batch."""
         if not batch.num_rows:
             types = {output.name: type_from_json(output.type) for output in spec.outputs}
-            return {name: pa.nulls(0, kind) for name, kind in types.items()}
+            return {name: pa.nulls(0, dtype) for name, dtype in types.items()}
         # Loaded once per process: engines call this object for many batches.
         predict = load_predictor(self.directory, self.content, trust=self.trust)
         model_outputs = predict(to_model_input(spec, self.fitted, batch))
@@ -216,17 +217,17 @@ def write_predictions(
         mode = "upsert" if existing_group.spec.primary_key else "append"
         insert(session, scored, name, write=Write(mode=mode))
         return
-    declaration = Declaration(
+    options = GroupOptions(
         primary_key=keys,
         event_time=time,
         description=f"Predictions of model {model.name}",
         tags={"model": model.name},
     )
-    create(session, scored, name, declared=declaration)
+    create(session, scored, name, declared=options)
 
 
 def _input_types(spec: ModelSpec) -> dict[str, pa.DataType]:
-    return {each.name: each.kind for each in spec.inputs}
+    return {model_input.name: model_input.kind for model_input in spec.inputs}
 
 
 def _to_readable_frame(

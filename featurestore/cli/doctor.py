@@ -168,7 +168,7 @@ def _check_store(options: Settings) -> Iterator[Check]:
 
 def _check_private_files(location: str) -> Iterator[Check]:
     """Check that other users of the machine have no access to private files of a local store."""
-    from featurestore.storage.private import find_exposed_paths
+    from featurestore.storage.protection import find_exposed_paths
 
     if os.name != "posix":  # Windows has access lists instead of modes
         return

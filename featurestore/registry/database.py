@@ -33,7 +33,7 @@ from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
 from featurestore.registry.schema import Repair
 from featurestore.storage import files, storage_for
-from featurestore.storage.links import protect_location
+from featurestore.storage.protection import protect_location
 
 REGISTRY_FILE = "registry.db"
 # SQLite stores the last transactions in a write-ahead log next to the database file.

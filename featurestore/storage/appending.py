@@ -7,9 +7,9 @@ import weakref
 from io import FileIO
 from typing import IO
 
-from featurestore.storage import files, private
+from featurestore.storage import files, protection
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
-from featurestore.storage.links import check_links
+from featurestore.storage.protection import check_links
 
 # Windows translates line breaks in a file that is not opened as binary.
 _OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
@@ -73,7 +73,7 @@ def open_log(path: str) -> IO[bytes]:
     files.make_directory(os.path.dirname(path))
     check_links(path)
     with translate_write_errors(path):
-        private.create_file(path)
+        protection.create_file(path)
         return open(path, "ab", buffering=0)
 
 

@@ -23,8 +23,8 @@ from featurestore.model.threads import independent_tasks
 from featurestore.storage import local, storage_for
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.links import link_error
 from featurestore.storage.location import Location, require_local, scheme_of
+from featurestore.storage.protection import link_error
 
 _COPY_ATTEMPTS = 10
 _PARALLEL_UPLOADS = 8

@@ -31,7 +31,7 @@ from featurestore.model.names import SecretReference, format_group_reference, pa
 from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.source import SourceSpec
 from featurestore.model.source_options import options_from_strings
-from featurestore.storage import files, private
+from featurestore.storage import files, protection
 
 _FOLDER = "grants"
 # A local path, alone or after a scheme: "/data", "delta+/data", "file:///data", "command:/bin/true".
@@ -304,7 +304,7 @@ def _path(definition: ActingDefinition) -> str:
     # Resolved, so that a store has the same grants through a symbolic link.
     location = files.resolve(definition.location)
     key = hashlib.sha256(f"{location}\0{definition.noun}\0{definition.name}".encode()).hexdigest()
-    return os.path.join(private.state_folder(), _FOLDER, f"{key}.json")
+    return os.path.join(protection.state_folder(), _FOLDER, f"{key}.json")
 
 
 def secret_reader(definition: ActingDefinition, secret: str | None) -> Callable[[], str] | None:

@@ -17,10 +17,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.model.threads import independent_tasks
-from featurestore.storage import private
+from featurestore.storage import protection
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
-from featurestore.storage.links import check_links
+from featurestore.storage.protection import check_links
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import Storage
@@ -63,7 +63,7 @@ class LocalStorage:
     def make_directory(self, path: str) -> None:
         check_links(path)
         with translate_write_errors(path):
-            private.make_folders(path)
+            protection.make_folders(path)
 
     def write_atomically(self, path: str, data: bytes) -> None:
         # The file is visible after the rename, so a failed sync of its directory must not be
@@ -99,7 +99,7 @@ class LocalStorage:
                 with translate_write_errors(path):
                     make_directory(folder)
                     file = resources.enter_context(
-                        open(temporary, "wb", buffering=0, opener=private.opener(path))
+                        open(temporary, "wb", buffering=0, opener=protection.opener(path))
                     )
                 yield _EarlyWriteback(file)
                 # The content is synced before the rename: after a power failure, the name must not
@@ -122,9 +122,9 @@ class LocalStorage:
     def growing_file(self, path: str) -> Iterator[str]:
         self.make_directory(os.path.dirname(path))
         check_links(path)
-        if private.is_private(path):
+        if protection.is_private(path):
             with translate_write_errors(path):
-                private.create_file(path)
+                protection.create_file(path)
         yield path
 
     def read(self, path: str) -> bytes:
@@ -300,7 +300,7 @@ def temporary_path(path: str) -> str:
 
 def _write_file(path: str, data: bytes, *, durable: bool, target: str) -> None:
     """Write a file that will be renamed to ``target``."""
-    with open(path, "wb", opener=private.opener(target)) as file:
+    with open(path, "wb", opener=protection.opener(target)) as file:
         file.write(data)
         file.flush()
         if durable:
@@ -364,7 +364,7 @@ def make_directory(path: str, *, durable: bool = True) -> None:
         created.append(missing)
         missing = os.path.dirname(missing)
     with translate_write_errors(path):
-        private.make_folders(path)
+        protection.make_folders(path)
     # The entry of a new directory is in its parent, which has to be synced as well.
     if durable:
         for folder in reversed(created):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featurestore.errors import StorageError
-from featurestore.storage import failures, files, private
+from featurestore.storage import failures, files, protection
 
 if TYPE_CHECKING:
     import filelock
@@ -48,7 +48,7 @@ def acquire_lock(path: str) -> int | filelock.BaseFileLock:
             return lock.acquire(timeout=_FILELOCK_SECONDS).lock
     temporary = os.path.join(directory, f".{name}")
     with failures.translate_write_errors(path):
-        handle = private.opener(path)(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        handle = protection.opener(path)(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             # The file is locked before it gets its name, so that no process sees it unlocked.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,8 +175,8 @@ def process_namespace() -> str:
 def lock_folder(location: str) -> str:
     """Create and return the local folder for the lock files of processes that use a URI."""
     key = hashlib.sha256(location.encode()).hexdigest()[:32]
-    folder = os.path.join(private.state_folder(), "owners", key)
-    private.make_folders(folder)
+    folder = os.path.join(protection.state_folder(), "owners", key)
+    protection.make_folders(folder)
     return folder
 
 

@@ -7,9 +7,9 @@ import sqlite3
 import time
 from contextlib import closing, suppress
 
-from featurestore.storage import private
-from featurestore.storage.links import check_links
+from featurestore.storage import protection
 from featurestore.storage.local import link_new, temporary_path
+from featurestore.storage.protection import check_links
 
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 _SWITCH_POLL_SECONDS = 0.005
@@ -39,7 +39,7 @@ def create_database(path: str) -> None:
     try:
         # SQLite reports a missing or read-only directory itself.
         with suppress(OSError):
-            private.create_file(temporary)
+            protection.create_file(temporary)
             with closing(sqlite3.connect(temporary)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
             link_new(temporary, path)

@@ -37,7 +37,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import alerts
 from featurestore.statistics.accumulator import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
-from featurestore.storage import private
+from featurestore.storage import protection
 from featurestore.transform.fit import chains_from_json
 from featurestore.transform.fitted import Transformations
 from tests.commit_files import read_actions, write_actions
@@ -606,7 +606,7 @@ class Watch:
         """Record while the block runs."""
         self.folder, self.forbidden, self.violations = folder, (str(outside), "/etc/passwd"), []
         state = os.environ["XDG_STATE_HOME"]
-        temporary = private.user_temporary_folder()
+        temporary = protection.user_temporary_folder()
         self.allowed = (str(folder), state, temporary, os.path.abspath(".hypothesis"))
         try:
             yield

@@ -15,7 +15,7 @@ import pytest
 import featurestore
 from featurestore.errors import FeatureStoreError, StorageError
 from featurestore.storage import files
-from featurestore.storage.links import protect_location
+from featurestore.storage.protection import protect_location
 from featurestore.store import FeatureStore
 
 ROWS = pa.table({"id": [1, 2, 3], "v": [1.0, 2.0, 3.0]})

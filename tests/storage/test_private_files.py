@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.storage import private
+from featurestore.storage import protection
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
@@ -111,7 +111,7 @@ def test_private_file_may_disappear_during_the_search(tmp_path: Path) -> None:
     for path in paths:
         path.touch(mode=0o644)
         path.chmod(0o644)
-    exposed_paths = private.find_exposed_paths(str(tmp_path))
+    exposed_paths = protection.find_exposed_paths(str(tmp_path))
     assert next(exposed_paths).path == str(paths[0])
     paths[2].unlink()
     assert [exposed.path for exposed in exposed_paths] == [str(paths[1])]
@@ -123,14 +123,14 @@ def test_prepared_temporary_folder_of_other_user_is_not_used(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     usual = tmp_path / f"featurestore-{os.getuid()}"
-    assert private.user_temporary_folder() == str(usual)
-    assert private.user_temporary_folder() == str(usual)
+    assert protection.user_temporary_folder() == str(usual)
+    assert protection.user_temporary_folder() == str(usual)
     usual.chmod(0o755)
-    assert private.user_temporary_folder() != str(usual)
+    assert protection.user_temporary_folder() != str(usual)
     usual.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     usual.symlink_to(tmp_path / "elsewhere")
-    folder = private.user_temporary_folder()
+    folder = protection.user_temporary_folder()
     assert folder != str(usual)
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     engine = DuckDBEngine()

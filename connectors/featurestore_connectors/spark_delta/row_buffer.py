@@ -21,7 +21,7 @@ from featurestore.arrow.types import feature_schema, storage_schema
 from featurestore.errors import StorageError
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage import files
-from featurestore.storage.private import make_temporary_folder
+from featurestore.storage.protection import make_temporary_folder
 from featurestore_connectors.spark_delta import relations, staged, streams
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import staging_directory

@@ -17,7 +17,7 @@ from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.runtime import usable_cores
 from featurestore.storage import files
 from featurestore.storage.location import HDFS, scheme_of
-from featurestore.storage.private import user_temporary_folder
+from featurestore.storage.protection import user_temporary_folder
 from featurestore_connectors.spark_delta import connect, jars
 from featurestore_connectors.spark_delta.jars import (
     JVM_JAR,

@@ -1,9 +1,14 @@
-"""Modes of private files, which are not for other users of the machine, independent of the umask.
+"""Protection of local files from other users: private modes, and links below a store, which are refused.
 
 The registry, access rights, logs, staging folders, lock files, certificates, and the state directory
-with its grants are private. Data files follow the umask of the user. In a folder with the setgid bit, which
-people set to share a store in their group, the group gets the same rights to private files as to
-the folder.
+with its grants are private, independent of the umask. Data files follow the umask of the user. In a
+folder with the setgid bit, which people set to share a store in their group, the group gets the same
+rights to private files as to the folder.
+
+Another person who can write to a location could create a link in it, so that a read returns a file
+outside of the location, or a write replaces it. The store creates no links. The location may be a link,
+since the user names it. Hard links cannot be distinguished from files; the operating system lets
+people link only files that they may access.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
+from featurestore.errors import StorageError
 from featurestore.model.paths import (
     ACCESS_FILE,
     ERASURES,
@@ -36,6 +42,10 @@ PRIVATE_FOLDERS = frozenset({ERASURES, LOGS, ORIGINS, OWNERS, STAGING})
 _REGISTRY = re.compile(r"registry(-[0-9a-f]{32})?\.db.*")
 _GROUP_AND_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
+# The locations of the stores that this process has opened, as absolute paths.
+_locations: set[str] = set()
+# A junction is a link between folders on Windows.
+_is_junction = getattr(os.path, "isjunction", lambda _path: False)
 
 
 def state_folder() -> str:
@@ -182,3 +192,57 @@ def find_exposed_paths(location: str) -> Iterator[ExposedPath]:
         mode = stat.S_IMODE(status.st_mode)
         if mode & _GROUP_AND_OTHERS & ~allowed and not stat.S_ISLNK(status.st_mode):
             yield ExposedPath(path, mode)
+
+
+# -- links --------------------------------------------------------------------------------
+
+
+def protect_location(location: str) -> None:
+    """Refuse links below a local location from now on."""
+    _locations.add(location)
+
+
+def check_links(path: str) -> None:
+    """Check that no part of a local path below a protected location is a link.
+
+    Other paths, and missing files, are not refused.
+
+    Raises:
+        StorageError: A part is a symbolic link, or the path is a pipe, a socket or a device, which
+            could block a reader.
+    """
+    location = _location_of(path)
+    if location is None:
+        return
+    component = location
+    for name in path[len(location) + 1 :].split(os.sep):
+        component = os.path.join(component, name)
+        try:
+            mode = os.lstat(component).st_mode
+        except OSError:  # the caller reports the error of its own call
+            return
+        if stat.S_ISLNK(mode) or _is_junction(component):
+            raise link_error(component)
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise StorageError(
+            f"{path!r} is neither a file nor a directory.", hint="remove it from the store"
+        )
+
+
+def link_error(path: str) -> StorageError:
+    """Return the error for a link in a store."""
+    return StorageError(
+        f"{path!r} is a symbolic link, which a store must not contain.",
+        hint="replace the link with a copy of the file",
+    )
+
+
+def _location_of(path: str) -> str | None:
+    """Return the innermost protected location above a path, or None."""
+    folder = os.path.dirname(path)
+    while folder not in _locations:
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return None
+        folder = parent
+    return folder

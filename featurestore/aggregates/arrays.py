@@ -268,9 +268,9 @@ def to_integers(column: pa.ChunkedArray) -> Integers:
     return np.asarray(column.to_numpy(), np.int64)
 
 
-def to_masked_array(values: npt.NDArray[Any], empty: Flags, kind: pa.DataType) -> pa.Array:
+def to_masked_array(values: npt.NDArray[Any], empty: Flags, dtype: pa.DataType) -> pa.Array:
     """Convert values to an Arrow array, with null where ``empty``."""
-    return pa.array(values, mask=empty, type=kind)
+    return pa.array(values, mask=empty, type=dtype)
 
 
 def normalize_floats(column: pa.Array) -> pa.Array:
@@ -314,16 +314,16 @@ def encode_ordered(column: pa.Array) -> Integers | None:
     ``decode_ordered`` is the inverse. Floats are encoded by their bits; NaN of either sign is the
     maximum, and -0.0 equals 0.0.
     """
-    kind = column.type
-    if pat.is_floating(kind):
+    dtype = column.type
+    if pat.is_floating(dtype):
         doubles = column.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False) + 0.0
         doubles[np.isnan(doubles)] = np.nan
         return _flip_negatives(doubles.view(np.int64))
-    if pat.is_temporal(kind):
+    if pat.is_temporal(dtype):
         # int32 dates have no direct cast to int64.
-        column = column.cast(pa.int32()) if kind.bit_width == 32 else column
+        column = column.cast(pa.int32()) if dtype.bit_width == 32 else column
         return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    if pat.is_integer(kind) and not pat.is_uint64(kind):
+    if pat.is_integer(dtype) and not pat.is_uint64(dtype):
         return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     return None
 
@@ -334,15 +334,15 @@ def _flip_negatives(bits: Integers) -> Integers:
     return np.where(bits < 0, bits ^ np.int64(_MAX_INT64), bits)
 
 
-def decode_ordered(codes: Integers, empty: Flags, kind: pa.DataType) -> pa.Array:
+def decode_ordered(codes: Integers, empty: Flags, dtype: pa.DataType) -> pa.Array:
     """Decode codes from ``encode_ordered``, with null where ``empty``."""
     codes = np.where(empty, 0, codes)
-    if pat.is_floating(kind):
-        return pa.array(_flip_negatives(codes).view(np.float64), mask=empty).cast(kind)
+    if pat.is_floating(dtype):
+        return pa.array(_flip_negatives(codes).view(np.float64), mask=empty).cast(dtype)
     integers = pa.array(codes, mask=empty)
-    if pat.is_temporal(kind) and kind.bit_width == 32:
+    if pat.is_temporal(dtype) and dtype.bit_width == 32:
         integers = integers.cast(pa.int32())
-    return integers.cast(kind)
+    return integers.cast(dtype)
 
 
 def dense_ranks(column: pa.Array) -> Integers:

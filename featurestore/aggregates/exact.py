@@ -183,7 +183,7 @@ def _add_digits(first: list[Integers], second: list[Integers], top: int, bits: i
     count = max(len(first), len(second))
     limbs = []
     for index in range(count - 1, -1, -1):
-        digits = [each[index] for each in (first, second) if index < len(each)]
+        digits = [digits_of[index] for digits_of in (first, second) if index < len(digits_of)]
         limbs.append(digits[0] if len(digits) == 1 else digits[0] + digits[1])
     return FixedPoint(limbs, top - bits * (count - 1), bits)
 

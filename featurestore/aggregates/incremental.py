@@ -306,18 +306,20 @@ class IncrementalGroup:
 
     def _merge_expired(self, expired: Sequence[Segment]) -> list[Segment]:
         """Merge segments that only unbounded windows can still contain."""
-        unbounded = [each for each in self._request.aggregates if each.over is None]
+        unbounded = [aggregate for aggregate in self._request.aggregates if aggregate.over is None]
         if not unbounded:
             return []
         # A merged segment without rows has nothing left to reduce.
         if len(expired) == 1 and expired[0].rows is None:
             return list(expired)
-        events = self._to_events(pa.concat_tables([each.summary.selected_rows for each in expired]))
+        events = self._to_events(
+            pa.concat_tables([segment.summary.selected_rows for segment in expired])
+        )
         totals: dict[Condition, Totals] = {}
-        for each in expired:
-            totals = _add_totals(totals, each.summary.totals)
-        first = min(each.first for each in expired)
-        last = max(each.last for each in expired)
+        for segment in expired:
+            totals = _add_totals(totals, segment.summary.totals)
+        first = min(segment.first for segment in expired)
+        last = max(segment.last for segment in expired)
         summary = Summary(self._select_rows(events, unbounded), totals)
         return [Segment(first, last, None, lambda: summary)]
 
@@ -365,21 +367,25 @@ def sum_totals(
     chunk = Chunk(Timeline(rows, last_label, keys=1), rows, columns, conditions)
     totals = Totals()
     for windowed in aggregates:
-        each = replace(windowed, over=None, offset=0)
-        kind = columns[each.values].type
-        is_integer = not pat.is_floating(kind)
+        unwindowed = replace(windowed, over=None, offset=0)
+        dtype = columns[unwindowed.values].type
+        is_integer = not pat.is_floating(dtype)
         sums: dict[str, Fraction] = {}
-        if each.function in ("sum", "mean") and is_integer:
-            total = sum_limbs(chunk, each, "integers", integers_to_limbs)
+        if unwindowed.function in ("sum", "mean") and is_integer:
+            total = sum_limbs(chunk, unwindowed, "integers", integers_to_limbs)
             sums["integers"] = total.as_fraction(0)
-        elif each.function != "count":
-            sums["doubles"] = sum_limbs(chunk, each, "doubles", doubles_to_limbs).as_fraction(0)
-        if each.function in ("std", "var"):
-            sums["squares"] = sum_limbs(chunk, each, "squares", squares_to_limbs).as_fraction(0)
+        elif unwindowed.function != "count":
+            sums["doubles"] = sum_limbs(chunk, unwindowed, "doubles", doubles_to_limbs).as_fraction(
+                0
+            )
+        if unwindowed.function in ("std", "var"):
+            sums["squares"] = sum_limbs(chunk, unwindowed, "squares", squares_to_limbs).as_fraction(
+                0
+            )
         non_finite = [0, 0, 0]
-        if each.function != "count" and not is_integer:
-            non_finite = [int(counts[0]) for counts in non_finite_counts(chunk, each)]
-        count = int(count_values(chunk, each)[0])
+        if unwindowed.function != "count" and not is_integer:
+            non_finite = [int(counts[0]) for counts in non_finite_counts(chunk, unwindowed)]
+        count = int(count_values(chunk, unwindowed)[0])
         # Aggregates of one column have equal counts, except 0 where a function needs none.
         totals = Totals(
             count, {**totals.sums, **sums}, *map(max, non_finite, totals.non_finite_counts)

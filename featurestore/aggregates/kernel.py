@@ -62,7 +62,7 @@ def aggregate(
     try:
         timeline = Timeline(rows, labels, keys=keys)
         chunk = Chunk(timeline, rows, columns, conditions, base_totals or {})
-        return [_FUNCTIONS[each.function](chunk, each) for each in aggregates]
+        return [_FUNCTIONS[aggregate.function](chunk, aggregate) for aggregate in aggregates]
     except AxisOverflow:
         # Only several keys can overflow the axis: the times of one key fit 62 bits. base_totals are
         # for one key.
@@ -84,8 +84,8 @@ def _aggregate_in_halves(
         # Rows and labels are sorted by key, so each half is a slice without a copy.
         row_range = slice(*np.searchsorted(rows.key, [low, high]))
         label_range = slice(*np.searchsorted(labels.key, [low, high]))
-        half_columns = [each[row_range] for each in columns]
-        half_conditions = [each[row_range] for each in conditions]
+        half_columns = [column[row_range] for column in columns]
+        half_conditions = [condition[row_range] for condition in conditions]
         half_answers = aggregate(
             rows.slice_keys(row_range, first_key=low),
             Labels(labels.key[label_range] - low, labels.time[label_range]),
@@ -99,7 +99,7 @@ def _aggregate_in_halves(
     return [pa.concat_arrays(pair) for pair in zip(lower, upper, strict=True)]
 
 
-def result_type(function: Function, kind: pa.DataType, *, n: int = 0) -> pa.DataType | None:
+def result_type(function: Function, dtype: pa.DataType, *, n: int = 0) -> pa.DataType | None:
     """Return the result type of a function over a column type; None if it is not supported.
 
     >>> result_type("sum", pa.decimal128(10, 2)), result_type("mean", pa.string())
@@ -108,21 +108,21 @@ def result_type(function: Function, kind: pa.DataType, *, n: int = 0) -> pa.Data
     if function == "count":
         return pa.int64()
     if function == "count_distinct":
-        return None if is_nested(kind) else pa.int64()
+        return None if is_nested(dtype) else pa.int64()
     if function in ("min", "max"):
-        return None if is_nested(kind) or pat.is_boolean(kind) else kind
+        return None if is_nested(dtype) or pat.is_boolean(dtype) else dtype
     if function in ("first", "last"):
-        return kind
+        return dtype
     if function == "last_n":
-        is_array = pat.is_fixed_size_list(kind)
-        return pa.list_(kind, n) if is_array or not is_nested(kind) else None
+        is_array = pat.is_fixed_size_list(dtype)
+        return pa.list_(dtype, n) if is_array or not is_nested(dtype) else None
     if function in ("any", "all"):
-        return pa.bool_() if pat.is_boolean(kind) else None
-    if pat.is_decimal(kind):
-        return pa.decimal128(38, kind.scale) if function == "sum" else pa.float64()
-    if pat.is_integer(kind):
+        return pa.bool_() if pat.is_boolean(dtype) else None
+    if pat.is_decimal(dtype):
+        return pa.decimal128(38, dtype.scale) if function == "sum" else pa.float64()
+    if pat.is_integer(dtype):
         return pa.int64() if function == "sum" else pa.float64()
-    return pa.float64() if pat.is_floating(kind) else None
+    return pa.float64() if pat.is_floating(dtype) else None
 
 
 _FUNCTIONS = {**counts.FUNCTIONS, **sums.FUNCTIONS}

@@ -196,7 +196,7 @@ def _variance(values: Sequence[Any]) -> Fraction | float | None:
         return math.nan
     exact = list(map(Fraction, numbers))
     return variance(
-        count, sum(exact, Fraction(0)), sum((each * each for each in exact), Fraction(0))
+        count, sum(exact, Fraction(0)), sum((value * value for value in exact), Fraction(0))
     )
 
 

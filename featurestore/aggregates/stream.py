@@ -275,7 +275,7 @@ class AggregateRequest:
 
     def columns(self, events: Events) -> tuple[list[pa.Array], list[pa.Array]]:
         """Return the value columns and the condition columns of events."""
-        count = 1 + max([each.values for each in self.aggregates], default=-1)
+        count = 1 + max([aggregate.values for aggregate in self.aggregates], default=-1)
         values = [events.column(f"v{number}") for number in range(count)]
         return values, [events.column(f"w{number}") for number in range(self.conditions)]
 

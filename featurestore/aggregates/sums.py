@@ -128,12 +128,12 @@ _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max
 
 
 def _sum(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
-    kind = chunk.columns[aggregate.values].type
+    dtype = chunk.columns[aggregate.values].type
     empty = count_values(chunk, aggregate) == 0
-    if pat.is_decimal(kind):
+    if pat.is_decimal(dtype):
         units = _integer_sums(chunk, aggregate)
-        return _to_decimals(units, empty, kind.scale)
-    if pat.is_integer(kind):
+        return _to_decimals(units, empty, dtype.scale)
+    if pat.is_integer(dtype):
         return to_masked_array(_check_int64(_integer_sums(chunk, aggregate)), empty, pa.int64())
     return to_masked_array(_double_sums(chunk, aggregate), empty, pa.float64())
 
@@ -147,10 +147,10 @@ def _mean(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
 
 def _sums_and_scale(chunk: Chunk, aggregate: Aggregate) -> tuple[Doubles, float]:
     """Return the sums, rounded once, and their scale, which is not 1 for decimals."""
-    kind = chunk.columns[aggregate.values].type
-    if pat.is_floating(kind):
+    dtype = chunk.columns[aggregate.values].type
+    if pat.is_floating(dtype):
         return _double_sums(chunk, aggregate), 1.0
-    scale = 10.0**kind.scale if pat.is_decimal(kind) else 1.0
+    scale = 10.0**dtype.scale if pat.is_decimal(dtype) else 1.0
     return sum_limbs(chunk, aggregate, "integers", integers_to_limbs).rounded(), scale
 
 
@@ -314,8 +314,8 @@ def _to_decimals(units: Integers | list[int], empty: Flags, scale: int) -> pa.Ar
         mask = (1 << 128) - 1
         buffer = b"".join([(unit & mask).to_bytes(16, "little") for unit in units])
     valid = np.packbits(~empty, bitorder="little").tobytes()
-    kind = pa.decimal128(38, scale)
-    return pa.Array.from_buffers(kind, len(units), [pa.py_buffer(valid), pa.py_buffer(buffer)])
+    dtype = pa.decimal128(38, scale)
+    return pa.Array.from_buffers(dtype, len(units), [pa.py_buffer(valid), pa.py_buffer(buffer)])
 
 
 def _var(chunk: Chunk, aggregate: Aggregate) -> pa.Array:

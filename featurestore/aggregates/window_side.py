@@ -281,8 +281,8 @@ class WindowSide:
         # key columns.
         if len(self.join.on) != 1:
             return False
-        kind = self.join.source.spec.schema.field(self.join.on[0][1]).type
-        return bool(pat.is_signed_integer(kind))
+        dtype = self.join.source.spec.schema.field(self.join.on[0][1]).type
+        return bool(pat.is_signed_integer(dtype))
 
     def features(self, label_schema: pa.Schema) -> WindowFeatures:
         """Create the function that computes features from the sorted stream.

@@ -380,7 +380,7 @@ class Context:
         if self.worker == 0:
             relative = os.path.relpath(path, self.task.run)
             # A Spark model is a folder: files of an earlier save with this name were removed.
-            stale_paths = [each for each in self.saved if each.startswith(f"{relative}/")]
+            stale_paths = [saved for saved in self.saved if saved.startswith(f"{relative}/")]
             for stale_path in stale_paths:
                 del self.saved[stale_path]
             self.saved.update(checksums_below(self.task.run, relative))

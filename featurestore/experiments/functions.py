@@ -153,7 +153,7 @@ def _pickle(function: TrainFunction) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             # cloudpickle pickles stdout and stderr by name, and refuses stdin.
-            is_stream = any(value is each for each in (sys.stdin, sys.stdout, sys.stderr))
+            is_stream = any(value is stream for stream in (sys.stdin, sys.stdout, sys.stderr))
             is_memory = isinstance(value, io.BytesIO | io.StringIO)
             if isinstance(value, io.IOBase) and not is_memory and not is_stream:
                 raise pickle.PicklingError(f"it refers to the open file {value!r}")
@@ -236,7 +236,10 @@ def _is_user_module(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ == "__main__":
         return False  # cloudpickle already pickles these by value
-    roots = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots = {
+        sysconfig.get_path(path_name)
+        for path_name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
     return not any(os.path.realpath(file).startswith(os.path.realpath(root)) for root in roots)
 
 
@@ -322,8 +325,8 @@ def environment() -> dict[str, Any]:
 @cache
 def _packages() -> dict[str, str]:
     versions = {}
-    for each in distributions():
-        metadata = each.metadata  # parsed on each access, also by ``each.version``
+    for distribution in distributions():
+        metadata = distribution.metadata  # parsed on each access, also by ``each.version``
         if metadata["Name"]:
             versions[metadata["Name"]] = metadata["Version"]
     return dict(sorted(versions.items()))

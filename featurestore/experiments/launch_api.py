@@ -254,11 +254,11 @@ def parameter_server(
     )
 
 
-def _launch(kind: str, train_fn: TrainFn, **options: Any) -> Run:
+def _launch(call_name: str, train_fn: TrainFn, **options: Any) -> Run:
     from featurestore.experiments.launching import LaunchRequest, launch
     from featurestore.experiments.run import Run
 
     session = session_of(options.pop("store"), options["dataset"])
     options["params"] = options["params"] or {}
     options["environment"] = options["environment"] or {}
-    return Run(session, launch(session, LaunchRequest(train_fn, kind, **options)))
+    return Run(session, launch(session, LaunchRequest(train_fn, call_name, **options)))

@@ -314,7 +314,7 @@ def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
     def read_worker_status(position: int) -> WorkerStatus | None:
         return read_status(execution.directory, position, attempt=number)
 
-    logs = {f"worker {number}": each.log for number, each in enumerate(tasks)}
+    logs = {f"worker {number}": task.log for number, task in enumerate(tasks)}
     with show_logs(lambda: logs, execution.progress) as show:
         return watch(execution.launcher.start(gang), read_worker_status, team=team, each_poll=show)
 
@@ -387,7 +387,7 @@ def finish_record(
 
 def read_last_metrics(directory: str) -> dict[str, float]:
     """Return the last reported value of each metric."""
-    return {each.name: each.value for each in catalog.read_metrics(directory)}
+    return {metric.name: metric.value for metric in catalog.read_metrics(directory)}
 
 
 def _build_run_error(

@@ -198,7 +198,7 @@ def collect_points(run: Run) -> list[_MetricPoint]:
     """
     reported = catalog.read_metrics(run.path)
     names: dict[str, str] = {}
-    for name in [each.name for each in reported] + list(run.metrics):
+    for name in [value.name for value in reported] + list(run.metrics):
         key = _INVALID_CHARACTERS.sub("_", name)
         if names.setdefault(key, name) != name:
             raise InvalidArgument(
@@ -209,11 +209,11 @@ def collect_points(run: Run) -> list[_MetricPoint]:
     keys = {name: key for key, name in names.items()}
     ended = _milliseconds(run.record.ended or run.record.created)
     points, last, latest = [], {}, 0
-    for each in reported:
-        time = ended if each.time is None else int(each.time * 1000)
-        points.append(_MetricPoint(keys[each.name], each.value, time, each.step))
-        last[each.name] = each.value
-        latest = max(latest, each.step)
+    for point in reported:
+        time = ended if point.time is None else int(point.time * 1000)
+        points.append(_MetricPoint(keys[point.name], point.value, time, point.step))
+        last[point.name] = point.value
+        latest = max(latest, point.step)
     # A value that the function returned has no step of its own.
     for name, value in run.metrics.items():
         if last.get(name) != value:

@@ -173,8 +173,8 @@ class Run:
 
     def _series(self) -> dict[str, dict[int, float]]:
         series: dict[str, dict[int, float]] = {}
-        for each in catalog.read_metrics(self.path):
-            series.setdefault(each.name, {})[each.step] = each.value
+        for value in catalog.read_metrics(self.path):
+            series.setdefault(value.name, {})[value.step] = value.value
         return series
 
     def _repr_html_(self) -> str:
@@ -209,9 +209,9 @@ class RunComparison:
 
     def __str__(self) -> str:
         lines = [f"{self.a} -> {self.b}"]
-        for kind in ("params", "settings", "dataset", "code", "environment", "metrics"):
-            for name, (first, second) in getattr(self, kind).items():
-                lines.append(f"  {kind} {name}: {value_text(first)} -> {value_text(second)}")
+        for section in ("params", "settings", "dataset", "code", "environment", "metrics"):
+            for name, (first, second) in getattr(self, section).items():
+                lines.append(f"  {section} {name}: {value_text(first)} -> {value_text(second)}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def format_of(model: Any) -> ModelFormat:
         InvalidArgument: The library of the model is unknown.
     """
     # Inspect class names instead of importing every supported library.
-    libraries = {each.__module__.split(".")[0] for each in type(model).__mro__}
+    libraries = {cls.__module__.split(".")[0] for cls in type(model).__mro__}
     if libraries & {"keras", "tf_keras"} and hasattr(model, "save"):
         return ModelFormat(".keras", lambda model, path: model.save(path), collective=True)
     if "pyspark" in libraries and hasattr(model, "write"):
@@ -287,7 +287,7 @@ def _is_torch(model: Any) -> bool:
         return True
     if not isinstance(model, Mapping) or not model:
         return False
-    return all(isinstance(each, torch.Tensor) for each in model.values())
+    return all(isinstance(tensor, torch.Tensor) for tensor in model.values())
 
 
 def checksums_below(directory: str, folder: str) -> dict[str, str]:
@@ -350,7 +350,7 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
         RunDamaged: A file is missing or differs from its checksum.
     """
     for relative, digest in record.files.items():
-        if not any(relative == each or relative.startswith(f"{each}/") for each in below):
+        if not any(relative == name or relative.startswith(f"{name}/") for name in below):
             continue
         # The record is a file that users can edit, so its paths may lead outside.
         path = files.resolve_inside(directory, relative)

@@ -73,7 +73,7 @@ def choice(options: Sequence[Any]) -> Choice:
 
 def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
     """Create an interval after checking its bounds."""
-    numbers = all(isinstance(each, int | float) for each in (low, high))
+    numbers = all(isinstance(bound, int | float) for bound in (low, high))
     if not numbers or not math.isfinite(low) or not math.isfinite(high) or low > high:
         raise InvalidArgument(
             f"{low!r} to {high!r} is not a valid interval.", hint="uniform(0.0, 0.5)"
@@ -82,7 +82,7 @@ def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
         raise InvalidArgument(
             f"low={low!r} must be positive on a logarithmic scale.", hint="loguniform(1e-4, 1e-1)"
         )
-    if whole and not all(isinstance(each, int) for each in (low, high)):
+    if whole and not all(isinstance(bound, int) for bound in (low, high)):
         raise InvalidArgument(f"{low!r} to {high!r} are not integers.", hint="integers(1, 8)")
     return Interval(low, high, log, whole)
 
@@ -198,7 +198,7 @@ def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
                 f"space[{name!r}]={values!r} is not a set of values.",
                 hint="a list, or experiments.uniform, loguniform, integers, choice",
             )
-    check_params({name: each.to_json() for name, each in parameters.items()})
+    check_params({name: parameter.to_json() for name, parameter in parameters.items()})
     return parameters
 
 
@@ -245,7 +245,7 @@ class Sampling:
         self._finished: list[tuple[Mapping[str, Any], float]] = []
         self._trials: dict[int, Any] = {}
         self._grid = grid(space) if sampler == "grid" else []
-        self._distributions = {name: each.distribution() for name, each in space.items()}
+        self._distributions = {name: parameter.distribution() for name, parameter in space.items()}
         logging = self._optuna.logging
         # The verbosity applies to the process, so it is restored for other studies of the user.
         previous_verbosity = logging.get_verbosity()
@@ -406,7 +406,7 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
     True
     """
     generator = random.Random(seed)
-    best = sorted(finished, key=lambda each: each[1])[:POPULATION]
+    best = sorted(finished, key=lambda trial: trial[1])[:POPULATION]
     # Mutation needs differences between earlier trials, so the first ones are random.
     if len(best) < min(4, POPULATION):
         return {name: parameter.value_at(generator.random()) for name, parameter in space.items()}
@@ -436,12 +436,16 @@ def check_strategies(sampler: Any, stop: Any, direction: str) -> None:
         ("sampler", sampler, SAMPLERS, optuna.samplers.BaseSampler),
         ("stop", stop, STOPS, optuna.pruners.BasePruner),
     )
-    for argument, value, names, kind in arguments:
-        if value in names or isinstance(value, kind) or (argument == "stop" and value is None):
+    for argument, value, names, base_class in arguments:
+        if (
+            value in names
+            or isinstance(value, base_class)
+            or (argument == "stop" and value is None)
+        ):
             continue
         raise InvalidArgument(
             f"Unknown {argument} {value!r}. Available: {', '.join(map(repr, names))}, or an Optuna "
-            f"{kind.__name__.removeprefix('Base').lower()}.",
+            f"{base_class.__name__.removeprefix('Base').lower()}.",
             hint=did_you_mean(value, names, write=f"{argument}={{!r}}"),
         )
 

@@ -83,8 +83,8 @@ class WorkerStatus:
     def failed(self, error: BaseException) -> WorkerStatus:
         """Return the status after a failure with an error."""
         trace = "".join(traceback.format_exception(error))
-        kind = type(error).__name__
-        return replace(self, state="failed", error=kind, message=str(error), trace=trace)
+        error_name = type(error).__name__
+        return replace(self, state="failed", error=error_name, message=str(error), trace=trace)
 
     def with_saved(self, saved: Mapping[str, str]) -> WorkerStatus:
         """Return the status with the checksums of saved models, by path in the run's directory."""
@@ -119,7 +119,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
             pid=data.number("pid"),
             host=data.text("host"),
             metrics=data.object("metrics").read_values(JsonObject.real),
-            readers=tuple(each.data for each in data.objects("readers")),
+            readers=tuple(reader.data for reader in data.objects("readers")),
             error=data.optional_text("error"),
             message=data.optional_text("message"),
             trace=data.optional_text("trace"),
@@ -228,7 +228,7 @@ def evaluate_attempt(
     >>> evaluate_attempt([0, 0], [done, done], team).state
     'finished'
     """
-    exit_texts = tuple("stopped" if each is None else describe_exit(each) for each in exits)
+    exit_texts = tuple("stopped" if status is None else describe_exit(status) for status in exits)
     final_statuses = tuple(statuses)
     first = final_statuses[0]
     if team[0].role == CHIEF and exits[0] == 0 and first is not None:
@@ -252,10 +252,10 @@ def evaluate_attempt(
             return AttemptEnd("failed", exit_texts, final_statuses, reason, can_retry=True)
     for member, status in zip(team, final_statuses, strict=True):
         if status is not None and status.lost_a_peer:
-            other_statuses = [each for each in final_statuses if each is not status]
+            other_statuses = [other for other in final_statuses if other is not status]
             if all(
-                each is not None and each.state in ("finished", "stopped")
-                for each in other_statuses
+                other is not None and other.state in ("finished", "stopped")
+                for other in other_statuses
             ):
                 # The others finished, so another attempt would end in the same way.
                 reason = f"{member} waited for workers that had finished: {status.error}. "

@@ -30,14 +30,14 @@ SHARD_BYTES = 256 * 1024
 CALLS_PER_WORKER = 4
 
 
-def make_strategy(kind: str) -> Any:
+def make_strategy(strategy_name: str) -> Any:
     """Create the strategy for a kind of run; see ``LaunchRequest.strategy``."""
-    if kind == PARAMETER_SERVER:
+    if strategy_name == PARAMETER_SERVER:
         return _parameter_server_strategy()
     tf = importlib.import_module("tensorflow")
-    if kind == "multiworker":
+    if strategy_name == "multiworker":
         return tf.distribute.MultiWorkerMirroredStrategy()
-    if kind == "mirrored":
+    if strategy_name == "mirrored":
         return tf.distribute.MirroredStrategy()
     return tf.distribute.get_strategy()
 
@@ -48,7 +48,7 @@ def report_callback(
     """Create a Keras callback that reports metric means since the last checkpoint."""
     name = "keras"
     # A callback must belong to the same Keras package as the model.
-    if any(each.__module__.split(".")[0] == "tf_keras" for each in type(model).__mro__):
+    if any(cls.__module__.split(".")[0] == "tf_keras" for cls in type(model).__mro__):
         name = "tf_keras"
     keras = importlib.import_module(name)
     steps_per_epoch = reader.steps_per_epoch

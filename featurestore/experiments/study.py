@@ -335,18 +335,18 @@ def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
 def reset_unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
     """Return the trials that were running when their driver ended, reset for another run."""
     # A killed driver leaves its trials in the state "running".
-    interrupted = [each for each in past_trials if each.state in ("running", "interrupted")]
-    return deque(each.running_again() for each in interrupted)
+    interrupted = [trial for trial in past_trials if trial.state in ("running", "interrupted")]
+    return deque(trial.running_again() for trial in interrupted)
 
 
 def find_best_trial(trials: list[RunRecord], metric: str, direction: str) -> RunRecord | None:
     """Return the finished trial with the best metric value; the first one in case of a tie."""
-    finished = [each for each in trials if each.state == "finished" and metric in each.metrics]
+    finished = [trial for trial in trials if trial.state == "finished" and metric in trial.metrics]
     if not finished:
         return None
     sign = -1 if direction == "max" else 1
     # ``min`` returns the first of equal trials, for both directions.
-    return min(finished, key=lambda each: sign * each.metrics[metric])
+    return min(finished, key=lambda trial: sign * trial.metrics[metric])
 
 
 def _final_record(session: Session, record: RunRecord) -> RunRecord:
@@ -366,7 +366,7 @@ def _final_record(session: Session, record: RunRecord) -> RunRecord:
 def _past_trial(session: Session, record: RunRecord, metric: str) -> PastTrial:
     assert record.number is not None
     values = catalog.read_metrics(catalog.run_directory(session, record))
-    history = {each.step: each.value for each in values if each.name == metric}
+    history = {point.step: point.value for point in values if point.name == metric}
     value = record.metrics.get(metric)
     return PastTrial(record.number, record.params, record.state, value, history)
 

@@ -178,13 +178,13 @@ class TrialPool:
         # The message arrived after its worker was removed.
         if slot is None:
             return
-        kind, data = message.data.text("kind"), message.data
-        if kind == "report":
+        subject, data = message.data.text("kind"), message.data
+        if subject == "report":
             server.reply(message, {"stop": self._report_metrics(slot, data)})
             return
         changed: list[RunRecord] = []
         try:
-            if kind == "ended" and slot.trial is not None:
+            if subject == "ended" and slot.trial is not None:
                 changed.append(self._end_trial(slot))
                 self.proposals.ended(changed[0])
             # This worker started, so earlier deaths were not caused by the environment of all

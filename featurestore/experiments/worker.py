@@ -137,9 +137,9 @@ class Driver:
         self._connection = connect_to_driver((host, port), settings.text("key"))
         self._worker = settings.number("worker")
 
-    def request(self, kind: str, **content: Any) -> JsonObject:
+    def request(self, subject: str, **content: Any) -> JsonObject:
         """Send a message and return the reply."""
-        message = {"kind": kind, "worker": self._worker, **content}
+        message = {"kind": subject, "worker": self._worker, **content}
         try:
             self._connection.send_bytes(json.dumps(message).encode())
             reply = self._connection.recv_bytes()

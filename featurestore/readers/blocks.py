@@ -374,9 +374,9 @@ def _join_chunks(
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
     if not chunks:
         return np.full((rows, *column.shape), column.zero, dtype=column.dtype)
-    kind = chunks[0].dtype
-    zero: Any = b"" if kind.kind in "OS" else 0
-    values = np.full((rows, *column.shape), zero, dtype=kind)
+    dtype = chunks[0].dtype
+    zero: Any = b"" if dtype.kind in "OS" else 0
+    values = np.full((rows, *column.shape), zero, dtype=dtype)
     values[real_rows] = np.concatenate(chunks)
     return values
 

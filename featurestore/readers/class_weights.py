@@ -209,15 +209,15 @@ def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
         manifest.splits[0],
     )
     counts = split.value_counts(label)
-    kind = type_from_json(manifest.column(label).type)
+    dtype = type_from_json(manifest.column(label).type)
     # Manifests count the values only of labels with few distinct values.
     if counts is None:
         raise InvalidArgument(
-            f"The label {label!r} ({kind}) has too many values to be classes.",
+            f"The label {label!r} ({dtype}) has too many values to be classes.",
             hint=f"explicit class_weights={{value: weight}}, or bins: "
             f"transformations={{{label!r}: t.quantile_bins(4)}}",
         )
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         counts = {text: count for text, count in counts.items() if text != "nan"}
     if not counts:
         raise InvalidArgument(
@@ -231,8 +231,8 @@ def _yielded_values(
     column: ManifestColumn, strings: list[str], transform: Transform | None
 ) -> list[Any]:
     """Convert label values from the manifest to the values that a reader yields."""
-    kind = type_from_json(column.type)
-    parsed = to_array([from_text(string, kind) for string in strings], kind)
+    dtype = type_from_json(column.type)
+    parsed = to_array([from_text(string, dtype) for string in strings], dtype)
     label_values = _stored_values(parsed, column)
     if transform is not None and transform.form(column.name) is not None:
         label_values = zero_based_label_codes(
@@ -263,29 +263,29 @@ def _requested_class(value: Any, column: ManifestColumn, transform: Transform | 
     Raises:
         InvalidArgument: The label's type has no such value.
     """
-    kind = type_from_json(column.type)
+    dtype = type_from_json(column.type)
     is_encoded = transform is not None and transform.form(column.name) is not None
-    if is_encoded or pat.is_nested(kind):
+    if is_encoded or pat.is_nested(dtype):
         return value
     try:
         if value is None:
-            raise ConversionError(value, kind)
-        if isinstance(value, float) and pat.is_floating(kind):
-            value = from_json(value, kind)
+            raise ConversionError(value, dtype)
+        if isinstance(value, float) and pat.is_floating(dtype):
+            value = from_json(value, dtype)
             if column.loss is not None:
                 # The files have float32; the reader yields the type of the column.
                 value = from_json(value, pa.float32())
-        if pat.is_boolean(kind) and value in (0, 1):
+        if pat.is_boolean(dtype) and value in (0, 1):
             typed_value: Any = bool(value)
         else:
             # Readers yield decimals and binary values as text.
-            is_text = isinstance(value, str) and (pat.is_decimal(kind) or pat.is_binary(kind))
-            typed_value = parse_fill(value.encode() if is_text else value, kind)
-        array = to_array([typed_value], kind)
+            is_text = isinstance(value, str) and (pat.is_decimal(dtype) or pat.is_binary(dtype))
+            typed_value = parse_fill(value.encode() if is_text else value, dtype)
+        array = to_array([typed_value], dtype)
         return _to_python_value(_stored_values(array, column)[0])
     except ConversionError as error:
         raise InvalidArgument(
-            f"class_weights= has the class {value!r}, but the label {column.name!r} is {kind}.",
+            f"class_weights= has the class {value!r}, but the label {column.name!r} is {dtype}.",
             hint="class_weights=dataset.class_weights",
         ) from error
 
@@ -376,7 +376,7 @@ def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
         values = np.array(list(map(_encode_text, classes)), dtype=np.bytes_)
     else:
         # numpy makes floats of integers of which some exceed int64.
-        is_unsigned = all(isinstance(each, int) for each in classes) and max(classes) >= 2**63
+        is_unsigned = all(isinstance(value, int) for value in classes) and max(classes) >= 2**63
         values = np.array(classes, np.uint64 if is_unsigned else None)
         if values.dtype == np.bool_:
             values = values.astype(np.int64)

@@ -116,13 +116,13 @@ def select_columns(
     selected = []
     for name in names:
         column = manifest.column(name)
-        kind = type_from_json(column.type)
-        dtype, shape = value_dtype_and_shape(kind)
+        data_type = type_from_json(column.type)
+        dtype, shape = value_dtype_and_shape(data_type)
         items = None
         if name in padded:
             shape = ()
         elif columns is not None and -1 in shape:
-            items = item_dtype(kind)
+            items = item_dtype(data_type)
         if items is not None:
             shape = ()
         selected.append(
@@ -208,23 +208,23 @@ def _fill_values(nulls: Nulls, names: Sequence[str], *, labels: Collection[str])
     return dict(nulls)
 
 
-def value_dtype_and_shape(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def value_dtype_and_shape(dtype: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the numpy type and shape of a value; (-1,) for variable-length lists and structs.
 
     >>> value_dtype_and_shape(pa.list_(pa.float32(), 8))
     (dtype('float32'), (8,))
     """
     shape: tuple[int, ...] = ()
-    while pat.is_fixed_size_list(kind):
-        shape += (kind.list_size,)
-        kind = kind.value_type
-    if pat.is_nested(kind):
+    while pat.is_fixed_size_list(dtype):
+        shape += (dtype.list_size,)
+        dtype = dtype.value_type
+    if pat.is_nested(dtype):
         return np.dtype(object), (-1,)
-    if pat.is_date(kind) or pat.is_timestamp(kind):
+    if pat.is_date(dtype) or pat.is_timestamp(dtype):
         return np.dtype(np.int64), shape
-    if pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind):
+    if pat.is_string(dtype) or pat.is_binary(dtype) or pat.is_decimal(dtype):
         return np.dtype(object), shape
-    return numpy_type(kind), shape
+    return numpy_type(dtype), shape
 
 
 def _check_mask_names(columns: Sequence[SelectedColumn]) -> None:
@@ -286,24 +286,24 @@ def _refuse_nulls(split: ManifestSplit, names: Sequence[str]) -> None:
         )
 
 
-def _set_fill_value(column: SelectedColumn, kind: pa.DataType, value: Any) -> SelectedColumn:
+def _set_fill_value(column: SelectedColumn, dtype: pa.DataType, value: Any) -> SelectedColumn:
     """Return the column with its fill value in the form that readers yield."""
     if value is None:
         return column
     argument = f"nulls={{{column.name!r}: {short_repr(value)}}}"
-    if pat.is_nested(kind) and not pat.is_fixed_size_list(kind):
+    if pat.is_nested(dtype) and not pat.is_fixed_size_list(dtype):
         raise InvalidArgument(
             f"{argument}: null lists cannot be filled.",
             hint='nulls="mask" reads them as empty lists and adds <column>_present',
         )
-    fill_type = fill_value_type(value, kind)
+    fill_type = fill_value_type(value, dtype)
     try:
         values = to_array([parse_fill(value, fill_type)], fill_type)
         data, _ = to_numpy(values, name=column.name)
     except (ConversionError, NullsInColumns) as error:
         raise InvalidArgument(
-            f"{argument} is not a value of the column, which is {describe(kind)}.",
-            hint=fill_hint(column.name, value, kind),
+            f"{argument} is not a value of the column, which is {describe(dtype)}.",
+            hint=fill_hint(column.name, value, dtype),
         ) from error
     # Tuples can be compared, unlike arrays.
     return replace(column, fill=_to_tuples(data[0]) if data.ndim > 1 else data[0])
@@ -330,15 +330,15 @@ class Ragged(NamedTuple):
     row_splits: Any
 
 
-def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
+def item_dtype(dtype: pa.DataType) -> np.dtype[Any] | None:
     """Return the item type of variable-length lists, or None if it is not supported.
 
     >>> item_dtype(pa.list_(pa.string())), item_dtype(pa.list_(pa.float32()))
     (dtype('O'), dtype('float32'))
     """
-    if not (pat.is_list(kind) or pat.is_large_list(kind)):
+    if not (pat.is_list(dtype) or pat.is_large_list(dtype)):
         return None
-    item = kind.value_type
+    item = dtype.value_type
     if pat.is_string(item) or pat.is_large_string(item) or pat.is_binary(item):
         return np.dtype(object)
     if pat.is_date(item) or pat.is_timestamp(item):
@@ -425,15 +425,15 @@ def _validity_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 def _fixed_size_rows(array: Any, *, name: str) -> Values:
     """Convert fixed-size lists to the rows of an array; null lists become zeros."""
-    rows, kind = len(array), array.type
+    rows, dtype = len(array), array.type
     present = valid = _validity_mask(array)
     shape: tuple[int, ...] = ()
-    while pat.is_fixed_size_list(kind):
-        size = kind.list_size
+    while pat.is_fixed_size_list(dtype):
+        size = dtype.list_size
         # ``values`` ignores the offset of the array, and ``flatten`` would omit the items of null
         # lists.
         array = array.values.slice(array.offset * size, len(array) * size)
-        shape, kind = (*shape, size), kind.value_type
+        shape, dtype = (*shape, size), dtype.value_type
         if valid is not None:
             valid = np.repeat(valid, size)
         items = _validity_mask(array)
@@ -447,15 +447,15 @@ def _fixed_size_rows(array: Any, *, name: str) -> Values:
 
 def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     """Convert values other than lists to numpy; nulls become zeros or empty bytes."""
-    kind = array.type
-    if pat.is_decimal(kind):
+    dtype = array.type
+    if pat.is_decimal(dtype):
         return _decimal_bytes(array)
-    if kind in _STRING_TYPES:
+    if dtype in _STRING_TYPES:
         return _to_bytes_objects(array, present)
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         array = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
-    elif pat.is_timestamp(kind):
-        array = array.cast(pa.timestamp("us", tz=kind.tz)).view(pa.int64())
+    elif pat.is_timestamp(dtype):
+        array = array.cast(pa.timestamp("us", tz=dtype.tz)).view(pa.int64())
     if present is None:
         numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
         return numbers

@@ -24,18 +24,18 @@ from featurestore.model.window_features import value_from_json, value_to_json
 _EPOCH_DAY = date(1970, 1, 1)
 
 
-def fill_value_type(value: Any, kind: pa.DataType) -> pa.DataType:
+def fill_value_type(value: Any, dtype: pa.DataType) -> pa.DataType:
     """Return the type of a fill value: one value fills all items of an array of a fixed shape.
 
     >>> fill_value_type(0, pa.list_(pa.float32(), 2))
     DataType(float)
     """
     if not isinstance(value, list | tuple | np.ndarray):
-        return array_item_type(kind)
-    return kind
+        return array_item_type(dtype)
+    return dtype
 
 
-def parse_fill(value: Any, kind: pa.DataType) -> Any:
+def parse_fill(value: Any, dtype: pa.DataType) -> Any:
     """Convert a fill value to a Python value of a type.
 
     A fill is a value that a write to a column of the type accepts, or has the form that readers
@@ -47,27 +47,27 @@ def parse_fill(value: Any, kind: pa.DataType) -> Any:
     Raises:
         ConversionError: The type has no such value.
     """
-    if pat.is_fixed_size_list(kind) and isinstance(value, list | tuple | np.ndarray):
-        return to_value([parse_fill(item, kind.value_type) for item in value], kind)
+    if pat.is_fixed_size_list(dtype) and isinstance(value, list | tuple | np.ndarray):
+        return to_value([parse_fill(item, dtype.value_type) for item in value], dtype)
     if isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64):
         try:
-            if pat.is_date(kind):
+            if pat.is_date(dtype):
                 return _EPOCH_DAY + timedelta(days=int(value))
-            if pat.is_timestamp(kind):
+            if pat.is_timestamp(dtype):
                 return from_micros(int(value))
         except (OverflowError, OutOfRange) as error:
-            raise ConversionError(value, kind, "is outside of the years 1 to 9999") from error
-    if isinstance(value, bytes) and (pat.is_string(kind) or pat.is_decimal(kind)):
+            raise ConversionError(value, dtype, "is outside of the years 1 to 9999") from error
+    if isinstance(value, bytes) and (pat.is_string(dtype) or pat.is_decimal(dtype)):
         try:
-            return from_text(value.decode(), kind)
+            return from_text(value.decode(), dtype)
         except UnicodeDecodeError as error:
-            raise ConversionError(value, kind, "is not UTF-8") from error
-    return to_value(value, kind)
+            raise ConversionError(value, dtype, "is not UTF-8") from error
+    return to_value(value, dtype)
 
 
-def fill_hint(name: str, value: Any, kind: pa.DataType) -> str:
+def fill_hint(name: str, value: Any, dtype: pa.DataType) -> str:
     """Return a fill of a column's type; the nearest one, if a float is not one of float32."""
-    item_type = fill_value_type(None, kind)
+    item_type = fill_value_type(None, dtype)
     is_float = pat.is_float32(item_type) and isinstance(value, float)
     if is_float and math.isfinite(value) and not rounds_to_infinity(value):
         return f"nulls={{{name!r}: np.float32({value!r})}}"
@@ -89,8 +89,8 @@ def fills_to_json(fills: Mapping[str, Any], manifest: Manifest) -> dict[str, Any
     """Return the values of ``nulls=`` in the JSON form of a reader state."""
     json_fills = {}
     for name, value in fills.items():
-        kind = fill_value_type(value, type_from_json(manifest.column(name).type))
-        json_fills[name] = None if value is None else value_to_json(parse_fill(value, kind))
+        dtype = fill_value_type(value, type_from_json(manifest.column(name).type))
+        json_fills[name] = None if value is None else value_to_json(parse_fill(value, dtype))
     return json_fills
 
 
@@ -103,9 +103,9 @@ def fills_from_json(json_fills: Mapping[str, Any], manifest: Manifest) -> dict[s
     fills = {}
     for name, json_value in json_fills.items():
         value = value_from_json(json_value)
-        kind = fill_value_type(value, type_from_json(manifest.column(name).type))
-        if isinstance(value, float) and pat.is_float32(kind):
+        dtype = fill_value_type(value, type_from_json(manifest.column(name).type))
+        if isinstance(value, float) and pat.is_float32(dtype):
             with suppress(ConversionError):
-                value = from_json(value, kind)
+                value = from_json(value, dtype)
         fills[name] = value
     return fills

@@ -104,16 +104,16 @@ class Heartbeat:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-        if kind is not None and self.workers > 1:
+        if error_type is not None and self.workers > 1:
             # The error of a collective operation does not name the worker that stopped, but the
             # last steps show it.
             _log.critical(
-                "Worker %d failed with %s.\n%s", self.worker, kind.__name__, self.report()
+                "Worker %d failed with %s.\n%s", self.worker, error_type.__name__, self.report()
             )
 
     def start(self) -> None:

@@ -149,15 +149,15 @@ def _attach_reader(
         make_dataset: Creates an equal dataset, from which Keras 3 builds a model.
         make_evaluation_dataset: Creates the dataset that ``evaluate`` iterates.
     """
-    kind: Any = type(dataset)
+    dataset_class: Any = type(dataset)
     evaluation_datasets: list[Any] = []
 
-    class DatasetOfReader(kind):  # type: ignore[misc]
+    class DatasetOfReader(dataset_class):  # type: ignore[misc]
         def __iter__(self) -> Any:
             # Keras does not pass the purpose of an iteration, so find it in the call stack.
             frame = calling_frame(("fit", "evaluate", _SYMBOLIC_BUILD), _KERAS)
             if frame is not None and frame.f_code.co_name == _SYMBOLIC_BUILD:
-                return kind.__iter__(make_dataset())
+                return dataset_class.__iter__(make_dataset())
             if frame is not None:
                 refuse_bytes_labels(reader.manifest, reader.columns)
                 weight_losses_by_rows(frame.f_locals["self"])
@@ -165,12 +165,12 @@ def _attach_reader(
                 # Created on first use: a dataset that only ``fit`` iterates needs no second one.
                 if not evaluation_datasets:
                     evaluation_datasets.append(make_evaluation_dataset())
-                return kind.__iter__(evaluation_datasets[0])
+                return dataset_class.__iter__(evaluation_datasets[0])
             if frame is not None:
                 refuse_unknown_steps(frame.f_locals)
-            return kind.__iter__(self)
+            return dataset_class.__iter__(self)
 
-        if not hasattr(kind, "map"):
+        if not hasattr(dataset_class, "map"):
 
             def map(self, _function: Any) -> None:
                 raise ReaderConfigError(
@@ -352,18 +352,18 @@ def dump_callback_states(callbacks: Sequence[Any]) -> bytes:
     states: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
     for number, callback in enumerate(callbacks):
-        kind = _stateful_class_name(callback)
+        class_name = _stateful_class_name(callback)
         state = {}
-        for name in _COUNTERS if kind else ():
+        for name in _COUNTERS if class_name else ():
             value = vars(callback).get(name)
             if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
                 # "best" starts at infinity, which JSON cannot represent. The hexadecimal form keeps
                 # all bits.
                 state[name] = float(value).hex()
-        weights = vars(callback).get(_BEST_WEIGHTS) if kind else None
+        weights = vars(callback).get(_BEST_WEIGHTS) if class_name else None
         for index, array in enumerate(weights or ()):
             arrays[f"{number}-{index:06d}"] = np.asarray(array)
-        states.append({"kind": kind, "state": state})
+        states.append({"kind": class_name, "state": state})
     content = io.BytesIO()
     np.savez(content, states=np.frombuffer(json.dumps(states).encode(), np.uint8), **arrays)
     return content.getvalue()

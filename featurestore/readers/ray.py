@@ -107,10 +107,10 @@ class EpochBlocks:
         """The columns that contain strings; readers yield strings and binaries as bytes."""
         texts = []
         for column in self.reader.manifest.columns:
-            kind = type_from_json(column.type)
-            while pat.is_list(kind) or pat.is_large_list(kind):
-                kind = kind.value_type
-            if pat.is_string(kind) or pat.is_large_string(kind):
+            dtype = type_from_json(column.type)
+            while pat.is_list(dtype) or pat.is_large_list(dtype):
+                dtype = dtype.value_type
+            if pat.is_string(dtype) or pat.is_large_string(dtype):
                 texts.append(column.name)
         return frozenset(texts)
 
@@ -193,7 +193,7 @@ def _to_arrow(values: Any, *, is_text: bool) -> pa.Array:
     if values.dtype == np.bool_:
         # Arrow packs booleans into bits, and tensors of bits cannot be converted to numpy.
         values = values.astype(np.uint8)
-    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(values.dtype), values.shape[1:])
+    dtype = pa.fixed_shape_tensor(pa.from_numpy_dtype(values.dtype), values.shape[1:])
     items = pa.array(np.ascontiguousarray(values).reshape(-1))
     width = int(np.prod(values.shape[1:], dtype=np.int64))
-    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(items, width))
+    return pa.ExtensionArray.from_storage(dtype, pa.FixedSizeListArray.from_arrays(items, width))

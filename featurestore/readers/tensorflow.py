@@ -243,8 +243,8 @@ class _DatasetBuilder:
         for name, (dtype, shape) in self.packing.outputs.items():
             specs[name] = self._spec((None, batch, *shape), dtype)
         for name, items in self.reader.ragged.items():
-            kind = self._spec((), items).dtype
-            specs[name] = self.tf.RaggedTensorSpec((None, batch, None), kind, ragged_rank=2)
+            tf_dtype = self._spec((), items).dtype
+            specs[name] = self.tf.RaggedTensorSpec((None, batch, None), tf_dtype, ragged_rank=2)
         return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
 
     def remove_padding(self, columns: Mapping[str, Any]) -> Any:
@@ -293,8 +293,8 @@ class _DatasetBuilder:
     def _spec(self, shape: tuple[int | None, ...], dtype: Any) -> Any:
         """Return the tensor spec for a shape and numpy type."""
         tf = self.tf
-        kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
-        return tf.TensorSpec(shape, kind)
+        tf_dtype = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
+        return tf.TensorSpec(shape, tf_dtype)
 
 
 @dataclass(frozen=True)
@@ -560,5 +560,5 @@ def keras_module(model: Any) -> Any:
 
 def has_parameter_servers(strategy: Any) -> bool:
     """Return whether a strategy has parameter servers."""
-    kind = import_tensorflow().distribute.ParameterServerStrategy
-    return isinstance(strategy, kind)
+    strategy_class = import_tensorflow().distribute.ParameterServerStrategy
+    return isinstance(strategy, strategy_class)

@@ -462,7 +462,7 @@ def evaluate_by_function(
     if ranks > 1:
         distributed.all_gather_object(totals, (sums, weights))
     # ``fsum`` is exact, so the result does not depend on the order of the ranks.
-    weight = math.fsum(each for _, each in totals)
+    weight = math.fsum(row_weight for _, row_weight in totals)
     if not weight:
         raise InvalidArgument(
             "The weights of the split sum to 0, so the means of its metrics are undefined.",

@@ -63,7 +63,7 @@ class FixedColumn:
     """
 
     position: int
-    kind: pa.DataType
+    data_type: pa.DataType
     code: str
     dtype: str
     convert: Convert | None = None
@@ -75,14 +75,14 @@ class FixedColumn:
 
     def to_numpy(self, array: pa.Array) -> npt.NDArray[Any]:
         """Return the values in the numpy type, with zeros for nulls."""
-        if pat.is_decimal(self.kind):
+        if pat.is_decimal(self.data_type):
             values = decimal_bytes(array)
             if array.null_count:
                 values[array.is_null().to_numpy(zero_copy_only=False)] = b""
             return values
-        if pat.is_timestamp(self.kind):
+        if pat.is_timestamp(self.data_type):
             array = array.view(pa.int64())
-        elif pat.is_date(self.kind):
+        elif pat.is_date(self.data_type):
             array = array.view(pa.int32())
         if array.null_count:
             array = pc.fill_null(array, pa.scalar(0).cast(array.type))
@@ -117,11 +117,11 @@ class VariableColumn:
     """A column of strings, bytes, or nested values."""
 
     position: int
-    kind: pa.DataType
+    data_type: pa.DataType
 
     def encode(self, array: pa.Array) -> Payloads:
         """Return the bytes of each row; nulls are empty."""
-        if not is_nested(self.kind):
+        if not is_nested(self.data_type):
             return text_payloads(array)
         if (
             self._item_code is not None
@@ -139,7 +139,7 @@ class VariableColumn:
         """
         if self._is_string:
             return payload.decode()
-        if pat.is_binary(self.kind):
+        if pat.is_binary(self.data_type):
             return payload
         if not payload:
             return None
@@ -168,30 +168,32 @@ class VariableColumn:
 
     @cached_property
     def _is_string(self) -> bool:
-        return bool(pat.is_string(self.kind))
+        return bool(pat.is_string(self.data_type))
 
     @cached_property
     def _item_code(self) -> str | None:
         """The struct code of the items of a list of numbers."""
-        if not is_list_type(self.kind) or pat.is_boolean(self.kind.value_type):
+        if not is_list_type(self.data_type) or pat.is_boolean(self.data_type.value_type):
             return None
-        return _CODES.get(str(self.kind.value_type))
+        return _CODES.get(str(self.data_type.value_type))
 
     @cached_property
     def _list_size(self) -> int | None:
-        size: int | None = self.kind.list_size if pat.is_fixed_size_list(self.kind) else None
+        size: int | None = (
+            self.data_type.list_size if pat.is_fixed_size_list(self.data_type) else None
+        )
         return size
 
     @property
     def _message_schema(self) -> pa.Schema:
-        return pa.schema([pa.field("", self.kind)])
+        return pa.schema([pa.field("", self.data_type)])
 
     def _number_payloads(self, array: pa.Array) -> Payloads:
         """Encode lists of numbers without nulls by the bytes of the numbers."""
         items = array.flatten().to_numpy(zero_copy_only=False)
-        dtype = numpy_type(self.kind.value_type)
-        if pat.is_fixed_size_list(self.kind):
-            lengths = np.full(len(array), self.kind.list_size, dtype=np.int64)
+        dtype = numpy_type(self.data_type.value_type)
+        if pat.is_fixed_size_list(self.data_type):
+            lengths = np.full(len(array), self.data_type.list_size, dtype=np.int64)
         else:
             lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
         return Payloads(
@@ -219,22 +221,26 @@ def plan_columns(
     """Return the columns of fixed width and the other columns of a schema of feature types."""
     fixed: list[FixedColumn] = []
     variable: list[VariableColumn] = []
-    for position, kind in enumerate(schema.types):
-        if str(kind) in _CODES:
-            dtype = numpy_type(kind).newbyteorder("<").str
-            fixed.append(FixedColumn(position, kind, _CODES[str(kind)], dtype))
-        elif pat.is_date(kind):
-            fixed.append(FixedColumn(position, kind, "i", "<i4", _to_date))
-        elif pat.is_timestamp(kind):
-            fixed.append(FixedColumn(position, kind, "q", "<i8", _time_converter(kind)))
-        elif pat.is_decimal(kind):
+    for position, data_type in enumerate(schema.types):
+        if str(data_type) in _CODES:
+            dtype = numpy_type(data_type).newbyteorder("<").str
+            fixed.append(FixedColumn(position, data_type, _CODES[str(data_type)], dtype))
+        elif pat.is_date(data_type):
+            fixed.append(FixedColumn(position, data_type, "i", "<i4", _to_date))
+        elif pat.is_timestamp(data_type):
+            fixed.append(FixedColumn(position, data_type, "q", "<i8", _time_converter(data_type)))
+        elif pat.is_decimal(data_type):
             fixed.append(
                 FixedColumn(
-                    position, kind, "16s", "S16", _DecimalConverter(kind.precision, kind.scale)
+                    position,
+                    data_type,
+                    "16s",
+                    "S16",
+                    _DecimalConverter(data_type.precision, data_type.scale),
                 )
             )
         else:
-            variable.append(VariableColumn(position, kind))
+            variable.append(VariableColumn(position, data_type))
     return tuple(fixed), tuple(variable)
 
 
@@ -242,9 +248,9 @@ def _to_date(days: int) -> date:
     return date.fromordinal(days + _EPOCH_DAY)
 
 
-def _time_converter(kind: pa.DataType) -> Convert:
+def _time_converter(dtype: pa.DataType) -> Convert:
     # The time zone object that pyarrow uses for the type.
-    epoch: datetime = pa.scalar(0, pa.int64()).cast(kind).as_py()
+    epoch: datetime = pa.scalar(0, pa.int64()).cast(dtype).as_py()
     return lambda micros: epoch + timedelta(microseconds=micros)
 
 
@@ -340,7 +346,7 @@ def compile_key(kinds: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], bytes
     >>> compile_key([pa.string()])(["a"]).hex()
     '05000000000000000161'
     """
-    encoders = [_part_encoder(kind) for kind in kinds]
+    encoders = [_part_encoder(dtype) for dtype in kinds]
     if len(encoders) == 1:
         (encoder,) = encoders
 
@@ -358,9 +364,9 @@ def compile_key(kinds: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], bytes
     return encode
 
 
-def _part_encoder(kind: pa.DataType) -> PartEncoder:
+def _part_encoder(dtype: pa.DataType) -> PartEncoder:
     """Return the encoder of a key column; the common types need no Arrow array."""
-    number = value_kind(kind)
+    number = value_kind(dtype)
     encoders: dict[int | None, PartEncoder] = {
         BOOL: encode_boolean,
         INTEGER: encode_integer,
@@ -373,7 +379,7 @@ def _part_encoder(kind: pa.DataType) -> PartEncoder:
         return encoders[number]
 
     def encode(value: Any) -> bytes:
-        (key,) = encode_keys([to_array([value], kind)])
+        (key,) = encode_keys([to_array([value], dtype)])
         if key is None:
             raise ValueError(f"{value!r} is null")
         return key
@@ -381,8 +387,8 @@ def _part_encoder(kind: pa.DataType) -> PartEncoder:
     return encode
 
 
-def _word(kind: int, value: int) -> bytes:
-    return bytes((kind,)) + value.to_bytes(8, "big", signed=True)
+def _word(type_code: int, value: int) -> bytes:
+    return bytes((type_code,)) + value.to_bytes(8, "big", signed=True)
 
 
 def encode_boolean(value: Any) -> bytes:
@@ -416,8 +422,8 @@ def encode_bytes(value: Any) -> bytes:
     return _with_length(BYTES, bytes(value))
 
 
-def _with_length(kind: int, data: bytes) -> bytes:
-    return bytes((kind,)) + len(data).to_bytes(8, "big") + data
+def _with_length(type_code: int, data: bytes) -> bytes:
+    return bytes((type_code,)) + len(data).to_bytes(8, "big") + data
 
 
 def encode_date(value: Any) -> bytes:

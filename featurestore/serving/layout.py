@@ -442,7 +442,9 @@ def current_entries(entries: Iterable[Entry], *, horizon: int) -> list[Entry]:
     [b'b', b'c']
     """
     current: list[Entry] = []
-    for entry in sorted(entries, key=lambda each: (each.eligible_from, each.event, each.created)):
+    for entry in sorted(
+        entries, key=lambda entry: (entry.eligible_from, entry.event, entry.created)
+    ):
         # A late row is dominated by a row with later times that is eligible already.
         if current and (entry.event, entry.created) <= (current[-1].event, current[-1].created):
             continue

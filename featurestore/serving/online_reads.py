@@ -78,7 +78,7 @@ class Circuit:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
@@ -98,11 +98,11 @@ class Circuit:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.__exit__(kind, error, traceback)
+        self.__exit__(error_type, error, traceback)
 
     def _try_begin(self, limit: int) -> bool:
         """Count a call if it may be sent now; False if it has to wait."""

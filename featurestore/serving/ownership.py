@@ -74,7 +74,7 @@ def check_published(session: Session, state: ViewState, view: PublishedView) -> 
 def find_origin(session: Session, online: str) -> Origin:
     """Return the origin of the values that this feature store publishes to an online store."""
     with session.registry.reading() as connection:
-        created = {each.name: each.created for each in online_stores.list_all(connection)}
+        created = {store.name: store.created for store in online_stores.list_all(connection)}
     # Several feature stores may have the same path, for example in containers.
     return Origin(session.location, created.get(online, 0))
 

@@ -391,7 +391,10 @@ class _Publisher:
             # After the values, so that an interrupted removal is repeated.
             self.lease.update(
                 lambda state: replace(
-                    state, retired=tuple(each for each in state.retired if each not in expired)
+                    state,
+                    retired=tuple(
+                        publication for publication in state.retired if publication not in expired
+                    ),
                 )
             )
 

@@ -28,7 +28,7 @@ from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.session import Session
 
 # The first bytes of encoded keys and receipts.
-_VALUE_KINDS = frozenset([RECEIPT_KIND, *[bytes([kind]) for kind in range(32)]])
+_VALUE_KINDS = frozenset([RECEIPT_KIND, *[bytes([code]) for code in range(32)]])
 _NO_VIEW = "no state record"
 # The values that are read to determine whether keys with an unknown prefix are those of this store.
 _SAMPLE = 3

@@ -161,7 +161,7 @@ class VectorServer:
             inputs = dict(zip(form.schema.names, form.schema.types, strict=True))
         self._entity = entity_columns(session, spec, inputs)
         self._time_column = label_time_column(session, spec)
-        self._untyped = [name for name, kind in self._entity.types.items() if kind is None]
+        self._untyped = [name for name, dtype in self._entity.types.items() if dtype is None]
         # By the types of request columns that nothing but their values determines.
         self._programs: dict[tuple[pa.DataType, ...], Program] = {}
         self._next_check = time.monotonic() + _CHECK_SECONDS
@@ -541,7 +541,10 @@ class VectorServer:
         an on-demand feature does not accept floats.
         """
         general = tuple(
-            [pa.float64() if pat.is_integer(kind) or pat.is_null(kind) else kind for kind in types]
+            [
+                pa.float64() if pat.is_integer(dtype) or pat.is_null(dtype) else dtype
+                for dtype in types
+            ]
         )
         try:
             _, plan = self._plan(general)
@@ -557,7 +560,7 @@ class VectorServer:
         Raises:
             InvalidSql: An on-demand feature does not support the types of its inputs.
         """
-        choices = [_TYPES_OF_NULLS if pat.is_null(kind) else (kind,) for kind in types]
+        choices = [_TYPES_OF_NULLS if pat.is_null(dtype) else (dtype,) for dtype in types]
         refusal: InvalidSql | None = None
         for candidate in itertools.islice(itertools.product(*choices), _MAX_CANDIDATES):
             inferred = dict(zip(self._untyped, candidate, strict=True))

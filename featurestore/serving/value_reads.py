@@ -50,7 +50,7 @@ class ServedBatch:
     @cached_property
     def statuses(self) -> Sequence[Status]:
         """The status of each vector."""
-        return [FeatureVector((), each, self.groups).status for each in self.row_statuses]
+        return [FeatureVector((), statuses, self.groups).status for statuses in self.row_statuses]
 
 
 class ValueReader:
@@ -139,8 +139,8 @@ class ValueReader:
         except DECODING_ERRORS as error:
             raise self._view.damaged_value_error() from error
         columns = [
-            cast_exactly(arrays[position], kind)
-            for position, kind in zip(self._positions, self._kinds, strict=True)
+            cast_exactly(arrays[position], dtype)
+            for position, dtype in zip(self._positions, self._kinds, strict=True)
         ]
         return columns, statuses
 
@@ -316,20 +316,20 @@ def _fixed_array(
     column: FixedColumn, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
 ) -> pa.Array:
     """Convert the records' values of a column to an array of its type."""
-    if pat.is_decimal(column.kind):
+    if pat.is_decimal(column.data_type):
         data = pa.py_buffer(values.tobytes())
-        numbers = pa.Array.from_buffers(column.kind, len(values), [None, data])
+        numbers = pa.Array.from_buffers(column.data_type, len(values), [None, data])
         if mask is not None:
-            numbers = pc.if_else(pa.array(mask), pa.scalar(None, column.kind), numbers)
+            numbers = pc.if_else(pa.array(mask), pa.scalar(None, column.data_type), numbers)
         # A decimal may have too many digits.
         numbers.validate(full=True)
         return numbers
-    if pat.is_boolean(column.kind):
+    if pat.is_boolean(column.data_type):
         # A byte of a boolean may be neither 0 nor 1.
         values = values.view(np.uint8) != 0
     array = pa.array(np.ascontiguousarray(values), mask=mask, from_pandas=False)
-    if array.type != column.kind:
-        array = array.view(column.kind)
+    if array.type != column.data_type:
+        array = array.view(column.data_type)
         check_times(array)
     return array
 
@@ -351,12 +351,13 @@ def _variable_array(
     """Convert payloads to an array of the column's type."""
     nulls = [False] * len(payloads) if mask is None else mask.tolist()
     rows = zip(payloads, nulls, strict=True)
-    if pat.is_string(column.kind) or pat.is_binary(column.kind):
+    if pat.is_string(column.data_type) or pat.is_binary(column.data_type):
         # Unlike a view, a cast to strings checks the bytes.
         return pa.array(
             [None if is_null else payload for payload, is_null in rows], pa.binary()
-        ).cast(column.kind)
+        ).cast(column.data_type)
     # Lossless: values of the type are decoded.
     return pa.array(
-        [None if is_null else column.to_python(payload) for payload, is_null in rows], column.kind
+        [None if is_null else column.to_python(payload) for payload, is_null in rows],
+        column.data_type,
     )

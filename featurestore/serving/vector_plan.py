@@ -165,9 +165,9 @@ class EntityColumns:
             return value
         key_types = self.key_types.get(name, ())
         number_type = [_ANY_INTEGER] if any(map(pat.is_decimal, key_types)) else []
-        for kind in (declared, *key_types, *number_type):
+        for dtype in (declared, *key_types, *number_type):
             try:
-                return from_json(value, kind)
+                return from_json(value, dtype)
             except ConversionError:
                 continue
         return value
@@ -201,9 +201,9 @@ def entity_columns(
                 name = _match_name(column, [*needed, *label_types, *more])
                 if name.lower() not in available and name not in needed:
                     needed[name] = label_types.get(name, more.get(name))
-    for name, kind in more.items():
+    for name, dtype in more.items():
         if name.lower() not in available:
-            needed.setdefault(name, kind)
+            needed.setdefault(name, dtype)
     key_types = {name: tuple(kinds) for name, kinds in keys.items()}
     key_inputs = frozenset([name for name in keys if name.lower() in inputs])
     return EntityColumns(needed, key_types, key_inputs)
@@ -257,7 +257,8 @@ def plan_vector(session: Session, spec: FeatureViewSpec, entity: pa.Schema) -> V
         FeatureViewBroken: A group no longer has a feature of the view.
         InvalidSql: An on-demand feature does not support the types of its inputs.
     """
-    frame = retrieve_rows(session, spec, labels=entity.empty_table(), label_time=utc_now())
+    request = RowsRequest(labels=entity.empty_table(), label_time=utc_now())
+    frame = retrieve_rows(session, spec, request)
     steps: list[FeaturePlan] = []
     plan = frame.plan
     while plan is not None:
@@ -343,8 +344,10 @@ class _PlanBuilder:
         return tuple(
             [
                 Stage(
-                    tuple([each for level, each in self._computations if level == stage]),
-                    tuple([each for level, each in self._reads if level == stage]),
+                    tuple(
+                        [computation for level, computation in self._computations if level == stage]
+                    ),
+                    tuple([read for level, read in self._reads if level == stage]),
                 )
                 for stage in range(max(levels) + 1)
             ]
@@ -424,7 +427,7 @@ def missing_column_error(
     """Return the error for an entity without one of its columns."""
     hint = f"get_vector({{{name!r}: ...}})"
     similar_names = find_similar_names(
-        name, [each for each in map(str, entity) if each not in names]
+        name, [column for column in map(str, entity) if column not in names]
     )
     if similar_names:
         hint = f"rename {similar_names[0]!r} to {name!r}"

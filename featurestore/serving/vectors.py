@@ -188,7 +188,7 @@ def dataset_form(dataset: TrainingDataset) -> VectorForm:
     if fitted is not None:
         # The files of labels are transformed too, but a vector has no labels.
         fitted = fitted.portable(
-            without=[each.name for each in fitted.columns if each.name not in schema.names]
+            without=[column.name for column in fitted.columns if column.name not in schema.names]
         )
     return VectorForm(schema, fitted, tuple(narrow))
 

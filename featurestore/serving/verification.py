@@ -80,11 +80,13 @@ class OnlineReport:
             f"online store {self.online!r}, feature view {self.view!r} version {self.version}: "
             f"{self.vectors:,} vectors compared, {outcome}"
         ]
-        for reason, count in Counter([each.reason for each in self.differences]).most_common():
+        for reason, count in Counter(
+            [difference.reason for difference in self.differences]
+        ).most_common():
             lines.append(f"  {count:,} {reason}")
-        for each in self.differences[:_SHOWN]:
+        for row in self.differences[:_SHOWN]:
             lines.append(
-                f"  {dict(each.entity)}: {each.feature} is {each.served!r}, not {each.offline!r}"
+                f"  {dict(row.entity)}: {row.feature} is {row.served!r}, not {row.offline!r}"
             )
         return "\n".join(lines)
 
@@ -122,7 +124,9 @@ def verify(
         registered = RegisteredSpecs(session)
         latest_versions = {
             format_group_reference(*group): log.latest_version(session.featuregroup_path(*group))
-            for group in dict.fromkeys((each.group, each.version) for each in spec.features)
+            for group in dict.fromkeys(
+                (feature.group, feature.version) for feature in spec.features
+            )
             if registered[group[0]][group[1]].external is None
         }
         published_versions = {
@@ -132,9 +136,8 @@ def verify(
         }
 
         def retrieve(versions: Mapping[str, int], instant: datetime = when) -> pa.Table:
-            frame = retrieve_rows(
-                session, spec, labels=entities, label_time=instant, as_of=versions or None
-            )
+            request = RowsRequest(labels=entities, label_time=instant, as_of=versions or None)
+            frame = retrieve_rows(session, spec, request)
             return frame.select(*features).to_arrow()
 
         offline = retrieve(latest_versions)

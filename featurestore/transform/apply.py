@@ -20,12 +20,12 @@ from featurestore.model.derived_names import mask_name
 from featurestore.readers.columns import Ragged, to_numpy
 from featurestore.transform.ops import LEAST_FLOAT32, Lists, Ops, Value, flush_to_float32
 from featurestore.transform.rules import RULES
-from featurestore.transform.steps import Chain, Form, Kind, arrow_type, form_of
+from featurestore.transform.steps import Chain, Form, ValueType, arrow_type, form_of
 
 if TYPE_CHECKING:
     from featurestore.transform.fitted import FittedColumn, Transformations
 
-_ITEM_TYPES: dict[Kind | None, Any] = {"number": np.float64, "whole": np.int64}
+_ITEM_TYPES: dict[ValueType | None, Any] = {"number": np.float64, "whole": np.int64}
 # Converts an input column to an array of the library, and returns it with the mask of present
 # values (None if all values are present).
 ReadColumn = Callable[["FittedColumn", Any], tuple[Any, Any | None]]
@@ -52,17 +52,17 @@ def transform_columns(
 
 def _transform_column(ops: Ops, column: FittedColumn, data: Any, present: Any | None) -> Any:
     """Convert a column of a batch to its input kind, and apply its chain."""
-    kind = column.input_form.kind
-    if kind == "whole" and ops.is_floating(data):
+    value_type = column.input_form.value_type
+    if value_type == "whole" and ops.is_floating(data):
         # The caller represents missing integers as NaN in a float array.
         is_number = ~ops.isnan(data)
         present = is_number if present is None else present & is_number
         data = ops.where(is_number, data, 0.0)
-    value = Value(kind, data, present)
-    if kind == "number":
-        value = Value(kind, ops.number(value))
-    elif kind == "whole":
-        value = Value(kind, ops.cast(data, "int64"), present)
+    value = Value(value_type, data, present)
+    if value_type == "number":
+        value = Value(value_type, ops.number(value))
+    elif value_type == "whole":
+        value = Value(value_type, ops.cast(data, "int64"), present)
     return apply_chain(ops, column.chain, value, column.output, narrow=column.narrow)
 
 
@@ -86,10 +86,10 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
             rounded to float32.
     """
     steps = chain.steps
-    if value.kind == "list":
+    if value.value_type == "list":
         value = RULES[steps[0].rule].apply(ops, steps[0], value)
         steps = steps[1:]
-    if value.kind == "number":
+    if value.value_type == "number":
         # Some libraries flush subnormal numbers to 0.
         x = ops.number(value)
         small = (x < LEAST_FLOAT32) & (x > -LEAST_FLOAT32)
@@ -106,9 +106,9 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
 
 def _to_output(ops: Ops, value: Value, form: Form) -> Any:
     """Convert the result of a chain to the output type."""
-    if value.kind == "code":
+    if value.value_type == "code":
         return ops.cast(value.data, form.dtype)
-    if value.kind == "whole":
+    if value.value_type == "whole":
         data = value.data
         if value.present is not None:
             present = value.present
@@ -127,10 +127,10 @@ def decoded_to_value(
     form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
 ) -> Value:
     """Convert a decoded array and its mask to a ``Value``."""
-    if form.kind == "list":
+    if form.value_type == "list":
         return Value("list", to_lists(data, form.item), present)
-    if form.kind != "number":
-        return Value(form.kind, data, present)
+    if form.value_type != "number":
+        return Value(form.value_type, data, present)
     numbers = data.astype(np.float64, copy=False)
     if present is not None:
         shape = present.shape + (1,) * (numbers.ndim - present.ndim)
@@ -142,9 +142,9 @@ def decode_column(
     column: FittedColumn, values: Any
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Convert values to an array as readers decode it, with bytes for strings, and to its mask."""
-    if column.input_form.kind in ("text", "binary"):
+    if column.input_form.value_type in ("text", "binary"):
         return _encode_strings(values)
-    if column.input_form.kind == "list":
+    if column.input_form.value_type == "list":
         return _to_list_arrays(values, column.input_form.item)
     data = np.asarray(values)
     if data.dtype.kind == "M":
@@ -153,14 +153,16 @@ def decode_column(
         return data, _find_present_integers(data, column)
     present = np.array([value is not None for value in data.reshape(-1).tolist()])
     filled = np.where(present.reshape(data.shape), data, 0)
-    return filled.astype(np.float64 if column.input_form.kind == "number" else np.int64), present
+    return filled.astype(
+        np.float64 if column.input_form.value_type == "number" else np.int64
+    ), present
 
 
 def _find_present_integers(
     data: npt.NDArray[Any], column: FittedColumn
 ) -> npt.NDArray[np.bool_] | None:
     """Return the mask of non-missing integers if they are floats with NaN, else None."""
-    if column.input_form.kind == "number" or data.dtype.kind != "f":
+    if column.input_form.value_type == "number" or data.dtype.kind != "f":
         return None
     return ~np.isnan(data)
 
@@ -209,13 +211,13 @@ def to_value(column: pa.Array, *, name: str) -> Value:
     [1.5, nan]
     """
     form = form_of(column.type)
-    if form.kind == "other":
+    if form.value_type == "other":
         raise UnsupportedType(f"Transformations do not support column {name!r} ({column.type}).")
     data, present = to_numpy(column, name=name)
     return decoded_to_value(form, data, present)
 
 
-def to_lists(rows: npt.NDArray[Any], item: Kind | None) -> Lists:
+def to_lists(rows: npt.NDArray[Any], item: ValueType | None) -> Lists:
     """Convert an object array of arrays to ``Lists``; elements that are not arrays become empty.
 
     The result of ``create_item_rows`` is accepted as well.
@@ -295,15 +297,15 @@ def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
         if column.name not in schema.names:
             missing.append(column.name)
             continue
-        kind = schema.field(column.name).type
-        form = form_of(kind)
+        dtype = schema.field(column.name).type
+        form = form_of(dtype)
         # Steps convert numbers and integers to float64, so either kind is accepted for the other.
-        numbers = {form.kind, column.input_form.kind} <= {"number", "whole"}
+        numbers = {form.value_type, column.input_form.value_type} <= {"number", "whole"}
         if (form.shape, form.item) != (column.input_form.shape, column.input_form.item) or (
-            form.kind != column.input_form.kind and not numbers
+            form.value_type != column.input_form.value_type and not numbers
         ):
             raise InvalidArgument(
-                f"Column {column.name!r} is {kind}; the transformation {column.chain} was fitted "
+                f"Column {column.name!r} is {dtype}; the transformation {column.chain} was fitted "
                 f"on {column.type}."
             )
     if missing:

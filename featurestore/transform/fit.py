@@ -75,8 +75,8 @@ def check_chains(chains: object, schema: pa.Schema) -> tuple[ColumnChain, ...]:
                 f"transformations[{name!r}] is {chain!r}, which is not a transformation.",
                 hint="from featurestore import transform as t; t.standardize()",
             )
-        kind = schema.field(name).type
-        columns.append(ColumnChain(name, chain, form_of(kind), kind))
+        dtype = schema.field(name).type
+        columns.append(ColumnChain(name, chain, form_of(dtype), dtype))
         output_form(columns[-1].form, chain, name=name)
     return tuple(columns)
 
@@ -296,13 +296,13 @@ def to_countable_values(column: pa.Array) -> pa.Array:
     ):
         column = column.flatten()
     form = form_of(column.type)
-    if form.kind in ("text", "binary"):
+    if form.value_type in ("text", "binary"):
         # The strings of a split may exceed the 2 GiB that 32-bit offsets can address.
         return column.cast(pa.large_binary())
-    if form.kind == "other":
+    if form.value_type == "other":
         return column
     value = to_value(column, name="")
-    if form.kind == "whole":
+    if form.value_type == "whole":
         absent = None if value.present is None else ~value.present
         return pa.array(value.data.astype(np.int64), mask=absent)
     numbers = value.data.astype(np.float64) + 0.0
@@ -324,24 +324,24 @@ def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
         counts = table.column("n").to_numpy()
     data, present = _append_missing_value(np.asarray(values), form, missing=state.missing)
     # Readers return the float32 values of the files, so the chain is fitted on them.
-    if narrow and form.kind == "number":
+    if narrow and form.value_type == "number":
         with np.errstate(over="ignore"):
             data = data.astype(np.float32).astype(np.float64)
     if state.missing:
         counts = np.append(counts, state.missing)
-    kind = form.kind
-    return Sample(Value(kind, data, present), counts.astype(np.int64))
+    value_type = form.value_type
+    return Sample(Value(value_type, data, present), counts.astype(np.int64))
 
 
 def _append_missing_value(values: Any, form: Form, *, missing: int) -> tuple[Any, Any | None]:
     """Append a missing value if any row has one; return the values and their mask."""
     dtypes: dict[str, Any] = {"number": np.float64, "whole": np.int64}
-    data = np.asarray(values, dtype=dtypes.get(form.kind, object))
+    data = np.asarray(values, dtype=dtypes.get(form.value_type, object))
     if not missing:
         return data, None
     zeros: dict[str, Any] = {"number": np.nan, "whole": 0}
-    absent = np.array([zeros.get(form.kind, b"")], dtype=data.dtype)
+    absent = np.array([zeros.get(form.value_type, b"")], dtype=data.dtype)
     data = np.concatenate([data, absent])
-    if form.kind == "number":
+    if form.value_type == "number":
         return data, None
     return data, np.arange(len(data)) < len(data) - 1

@@ -140,7 +140,7 @@ class Transformations:
     def label_offset(self, name: str) -> int:
         """Return the code of the first class; lower codes are missing or unknown values."""
         last = self[name].chain.steps[-1]
-        if self[name].output.kind != "code":
+        if self[name].output.value_type != "code":
             return 0
         return 1 + int(last.options.get("unknown", 0))
 
@@ -152,7 +152,9 @@ class Transformations:
     @cached_property
     def padded(self) -> tuple[str, ...]:
         """The columns whose variable-length lists are padded to a fixed length."""
-        return tuple(column.name for column in self.columns if column.input_form.kind == "list")
+        return tuple(
+            column.name for column in self.columns if column.input_form.value_type == "list"
+        )
 
     @cached_property
     def byte_rows(self) -> tuple[str, ...]:
@@ -312,13 +314,13 @@ class Preprocessor:
 
 def _parse_column(data: JsonObject) -> FittedColumn:
     """Parse a fitted column, whose output form must be that of this release."""
-    kind = data.get("type")
+    stored_type = data.get("type")
     try:
-        type_from_json(kind)
+        type_from_json(stored_type)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise data.wrong_type_error("type", "a feature type") from error
     steps = Chain(tuple(map(_parse_step, data.objects("steps"))))
-    column = FittedColumn(data.text("name"), kind, steps, data.flag("narrow"))
+    column = FittedColumn(data.text("name"), stored_type, steps, data.flag("narrow"))
     try:
         output = column.output.to_json()
     except InvalidArgument as error:

@@ -18,7 +18,7 @@ from featurestore.transform.apply import transform_columns
 from featurestore.transform.fitted import Transformations
 from featurestore.transform.ops import KEY, SEPARATORS, Value, siphash
 from featurestore.transform.rules import RULES
-from featurestore.transform.steps import Kind
+from featurestore.transform.steps import ValueType
 
 _MANTISSA, _EXPONENT_OF_ONE, _EXPONENT_BIAS = (1 << 52) - 1, 1023 << 52, 1023
 # The maximum number of hash buckets in TensorFlow, which is an int64. The hashes of a vocabulary
@@ -43,7 +43,7 @@ class TensorFlowOps:
         tf = self._tf
         data = tf.cast(value.data, tf.float64)
         present = value.present
-        if value.kind == "code":
+        if value.value_type == "code":
             present = value.data != 0
         if present is None:
             return data
@@ -89,7 +89,7 @@ class TensorFlowOps:
         tf = self._tf
         if not vocabulary:
             return tf.fill(tf.shape(value.data), self._integer_constant(-1))
-        if value.kind == "text":
+        if value.value_type == "text":
             # Search sorted hashes, since a lookup table would be a resource outside the graph.
             strings = np.array([text.encode() for text in vocabulary], dtype=object)
             keys = (siphash(strings.tolist()) % np.uint64(_LARGEST)).astype(np.int64)
@@ -100,7 +100,7 @@ class TensorFlowOps:
         order = np.argsort(keys, kind="stable")
         candidates = self._search(tf.constant(keys[order]), wanted_keys, side="left")
         candidates = tf.minimum(candidates, self._integer_constant(len(vocabulary) - 1))
-        wanted_values = value.data if value.kind == "text" else wanted_keys
+        wanted_values = value.data if value.value_type == "text" else wanted_keys
         # An unknown string may have the hash of a known string, so the candidate is compared.
         is_match = tf.gather(tf.constant(strings[order]), candidates) == wanted_values
         return tf.where(is_match, tf.gather(tf.constant(order.astype(np.int64)), candidates), -1)
@@ -108,7 +108,7 @@ class TensorFlowOps:
     def bucket(self, value: Value, buckets: int) -> Any:
         tf = self._tf
         strings = value.data
-        if value.kind == "whole":
+        if value.value_type == "whole":
             strings = tf.strings.as_string(tf.cast(strings, tf.int64))
         return tf.strings.to_hash_bucket_strong(strings, buckets, key=list(KEY))
 
@@ -125,19 +125,19 @@ class TensorFlowOps:
         filled = tf.reshape(words.to_tensor(default_value="", shape=(None, length)), shape)
         return Value("text", filled, filled != "")
 
-    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
         tf = self._tf
         if not isinstance(lists, tf.RaggedTensor):
             lists = tf.RaggedTensor.from_tensor(lists)  # lists of equal length
-        kind: Kind = "text"
+        value_type: ValueType = "text"
         if lists.dtype.is_floating:
-            kind, lists = "number", tf.cast(lists, tf.float64)
+            value_type, lists = "number", tf.cast(lists, tf.float64)
         elif lists.dtype != tf.string:
-            kind, lists = "whole", tf.cast(lists, tf.int64)
+            value_type, lists = "whole", tf.cast(lists, tf.int64)
         if last:
             lists = lists[:, -length:]
         present = tf.sequence_mask(tf.minimum(lists.row_lengths(), length), length)
-        return kind, lists.to_tensor(shape=(None, length)), present
+        return value_type, lists.to_tensor(shape=(None, length)), present
 
     def stack(self, arrays: Sequence[Any]) -> Any:
         return self._tf.stack(arrays, axis=-1)
@@ -148,8 +148,8 @@ class TensorFlowOps:
     def cast(self, data: Any, dtype: str) -> Any:
         return self._tf.cast(data, dtype)
 
-    def constant(self, value: Any, kind: Kind) -> Any:
-        if kind == "text":
+    def constant(self, value: Any, value_type: ValueType) -> Any:
+        if value_type == "text":
             return self._tf.constant(value.encode())
         return self._integer_constant(value)
 
@@ -208,9 +208,9 @@ def input_layers(
     keras = _import_keras(framework)
     inputs = {}
     for name, (dtype, shape) in forms.items():
-        kind = "string" if dtype.kind == "O" else dtype.name
+        dtype_name = "string" if dtype.kind == "O" else dtype.name
         ragged = None in shape
-        inputs[name] = keras.Input(shape, name=name, dtype=kind, ragged=ragged)
+        inputs[name] = keras.Input(shape, name=name, dtype=dtype_name, ragged=ragged)
     return inputs
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.arrow.float32 import BEYOND_FLOAT32
-from featurestore.transform.steps import Kind
+from featurestore.transform.steps import ValueType
 
 # A pattern for word separators that has the same meaning in Python (bytes) and RE2 (UTF-8).
 SEPARATORS = r"[\x00-/:-@\[-^`{-\x7f]+"
@@ -47,7 +47,7 @@ class Value:
     missing. Numbers have no mask, since missing numbers are NaN.
     """
 
-    kind: Kind
+    value_type: ValueType
     data: Any
     present: Any | None = None
 
@@ -107,7 +107,7 @@ class Ops(Protocol):
         """Split each string into words of shape (..., length); missing after the last word."""
         ...
 
-    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
         """Pad or truncate lists; return the item kind, items of shape (rows, length), and a mask.
 
         Padding items are zeros or empty strings.
@@ -126,7 +126,7 @@ class Ops(Protocol):
         """Cast numbers to a type that can represent them."""
         ...
 
-    def constant(self, value: Any, kind: Kind) -> Any:
+    def constant(self, value: Any, value_type: ValueType) -> Any:
         """Convert a string or an integer to a scalar of the library."""
         ...
 
@@ -136,10 +136,10 @@ class NumpyOps:
 
     def number(self, value: Value) -> npt.NDArray[np.float64]:
         data: npt.NDArray[np.float64] = np.asarray(value.data).astype(np.float64, copy=False)
-        if value.kind == "number" and value.present is None:
+        if value.value_type == "number" and value.present is None:
             return data
         present = value.present
-        if value.kind == "code":
+        if value.value_type == "code":
             present = data != 0
         if present is None:
             return data
@@ -167,7 +167,7 @@ class NumpyOps:
 
     def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
         data = np.asarray(value.data)
-        if value.kind == "text":
+        if value.value_type == "text":
             return _find_strings(vocabulary, data)
         sorted_vocabulary = np.array(vocabulary, dtype=np.int64)
         if not len(sorted_vocabulary):
@@ -182,7 +182,7 @@ class NumpyOps:
 
     def bucket(self, value: Value, buckets: int) -> Any:
         data = np.asarray(value.data)
-        if value.kind == "whole":
+        if value.value_type == "whole":
             # An int64 has at most 20 characters, including the sign.
             digits = data.astype(np.int64, copy=False).astype("S20")
             data = digits.astype(object)
@@ -197,7 +197,7 @@ class NumpyOps:
         shape = *strings.shape, length
         return Value("text", words.reshape(shape), is_word.reshape(shape))
 
-    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
         rows, present = pad_rows(lists, length, last=last)
         return item_kind(lists), rows, present
 
@@ -210,8 +210,8 @@ class NumpyOps:
     def cast(self, data: Any, dtype: str) -> Any:
         return np.asarray(data).astype(dtype, copy=False)
 
-    def constant(self, value: Any, kind: Kind) -> Any:
-        if kind == "text":
+    def constant(self, value: Any, value_type: ValueType) -> Any:
+        if value_type == "text":
             return np.array(value.encode(), dtype=object)
         return np.int64(value)
 
@@ -220,9 +220,9 @@ class NumpyOps:
         return np.reshape(present, present.shape + (1,) * (data.ndim - present.ndim))
 
 
-def item_kind(lists: Lists) -> Kind:
+def item_kind(lists: Lists) -> ValueType:
     """Return the kind of list items."""
-    kinds: dict[str, Kind] = {"f": "number", "i": "whole"}
+    kinds: dict[str, ValueType] = {"f": "number", "i": "whole"}
     return kinds.get(lists.items.dtype.kind, "text")
 
 

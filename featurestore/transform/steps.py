@@ -15,7 +15,7 @@ from featurestore.errors import InvalidArgument, UnsupportedType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Kind = Literal["number", "whole", "text", "binary", "code", "vector", "list", "other"]
+ValueType = Literal["number", "whole", "text", "binary", "code", "vector", "list", "other"]
 DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -77,7 +77,7 @@ class Form:
     """The form of a column between two steps of a chain.
 
     Attributes:
-        kind: "number" (float64, missing is NaN), "whole" (int64), "text", "binary", "code"
+        value_type: "number" (float64, missing is NaN), "whole" (int64), "text", "binary", "code"
             (integers from 0, 0 is missing), "vector" (several numbers computed from one value,
             which steps on numbers do not accept), "list" (of variable length), "other" (accepted
             only by functions).
@@ -87,11 +87,11 @@ class Form:
         item: The kind of the items of lists.
     """
 
-    kind: Kind
+    value_type: ValueType
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     size: int | None = None
-    item: Kind | None = None
+    item: ValueType | None = None
 
     def with_shape(self, *more: int) -> Form:
         """Return a copy with additional dimensions."""
@@ -119,7 +119,7 @@ def code_form(input_form: Form, size: int) -> Form:
     return Form("code", input_form.shape, "int32", size)
 
 
-def form_of(kind: pa.DataType) -> Form:
+def form_of(dtype: pa.DataType) -> Form:
     """Return the form of a stored column of this feature type.
 
     >>> import pyarrow as pa
@@ -128,23 +128,28 @@ def form_of(kind: pa.DataType) -> Form:
     """
     import pyarrow.types as pat
 
-    if pat.is_list(kind) or pat.is_large_list(kind):
-        item = form_of(kind.value_type)
-        if item.kind in ("number", "whole", "text") and not item.shape:
-            return Form("list", (), "", item=item.kind)
+    if pat.is_list(dtype) or pat.is_large_list(dtype):
+        item = form_of(dtype.value_type)
+        if item.value_type in ("number", "whole", "text") and not item.shape:
+            return Form("list", (), "", item=item.value_type)
         return Form("other", (), "")
     shape: tuple[int, ...] = ()
-    while pat.is_fixed_size_list(kind):
-        shape += (kind.list_size,)
-        kind = kind.value_type
+    while pat.is_fixed_size_list(dtype):
+        shape += (dtype.list_size,)
+        dtype = dtype.value_type
     # int64 cannot represent all values of uint64, so they are numbers.
-    if pat.is_floating(kind) or pat.is_uint64(kind):
+    if pat.is_floating(dtype) or pat.is_uint64(dtype):
         return Form("number", shape, "float32")
-    if pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind):
+    if (
+        pat.is_boolean(dtype)
+        or pat.is_integer(dtype)
+        or pat.is_date(dtype)
+        or pat.is_timestamp(dtype)
+    ):
         return Form("whole", shape, "int64")
-    if pat.is_string(kind) or pat.is_large_string(kind):
+    if pat.is_string(dtype) or pat.is_large_string(dtype):
         return Form("text", shape, "")
-    if pat.is_binary(kind) or pat.is_large_binary(kind):
+    if pat.is_binary(dtype) or pat.is_large_binary(dtype):
         return Form("binary", shape, "")
     return Form("other", shape, "")
 
@@ -169,5 +174,5 @@ def arrow_type(form: Form) -> pa.DataType:
         "bool": pa.bool_(),
     }
     if form.dtype not in names:
-        raise UnsupportedType(f"A chain cannot end with {form.kind} values.")
+        raise UnsupportedType(f"A chain cannot end with {form.value_type} values.")
     return shaped_type(names[form.dtype], form.shape)

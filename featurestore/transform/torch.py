@@ -15,7 +15,7 @@ from featurestore.errors import missing_extra
 from featurestore.transform.apply import decode_column, to_lists, transform_columns
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.ops import Lists, NumpyOps, Value, item_kind, pad_rows
-from featurestore.transform.steps import Kind
+from featurestore.transform.steps import ValueType
 
 
 def import_torch() -> Any:
@@ -37,7 +37,7 @@ class TorchOps:
         torch = self._torch
         data = torch.as_tensor(value.data).to(torch.float64)
         present = value.present
-        if value.kind == "code":
+        if value.value_type == "code":
             present = data != 0
         if present is None:
             return data
@@ -78,7 +78,7 @@ class TorchOps:
         words = self._numpy.words(self._as_numpy(value), lower=lower, length=length)
         return Value("text", words.data, self._torch.from_numpy(words.present))
 
-    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
         rows, present = pad_rows(lists, length, last=last)
         if rows.dtype != object:
             rows = self._torch.from_numpy(rows)
@@ -95,16 +95,16 @@ class TorchOps:
     def cast(self, data: Any, dtype: str) -> Any:
         return self._torch.as_tensor(data).to(getattr(self._torch, dtype))
 
-    def constant(self, value: Any, kind: Kind) -> Any:
-        if kind == "text":
-            return self._numpy.constant(value, kind)
+    def constant(self, value: Any, value_type: ValueType) -> Any:
+        if value_type == "text":
+            return self._numpy.constant(value, value_type)
         return self._torch.tensor(value, dtype=self._torch.int64)
 
     def _as_numpy(self, value: Value) -> Value:
         present = value.present
         if present is not None:
             present = self._to_numpy(present)
-        return Value(value.kind, self._to_numpy(value.data), present)
+        return Value(value.value_type, self._to_numpy(value.data), present)
 
     def _to_numpy(self, data: Any) -> Any:
         if isinstance(data, np.ndarray):
@@ -129,8 +129,8 @@ def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) 
 def _read_column(column: FittedColumn, values: Any) -> tuple[Any, Any | None]:
     """Convert an input column to a tensor, an array of bytes or lists, and its mask."""
     torch = import_torch()
-    is_text = column.input_form.kind in ("text", "binary")
-    is_list = column.input_form.kind == "list"
+    is_text = column.input_form.value_type in ("text", "binary")
+    is_list = column.input_form.value_type == "list"
     if isinstance(values, torch.Tensor) and not is_text and not is_list:
         return values, None
     if is_list and isinstance(values, torch.Tensor):

@@ -52,7 +52,7 @@ class TestTensorFlowGraph(TransformConformance):
 
         inputs = {}
         for name, array in decoded(table).items():
-            if name in fitted and fitted[name].input_form.kind == "list":
+            if name in fitted and fitted[name].input_form.value_type == "list":
                 input_values = to_ragged(array, item_dtype(table.schema.field(name).type))
                 inputs[name] = tf.RaggedTensor.from_row_splits(*input_values)
             else:

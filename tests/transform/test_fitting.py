@@ -408,7 +408,7 @@ def test_transformations_with_wrong_fitted_type_raises() -> None:
     column["output"] = {"dtype": "float32", "shape": []}
     data = {"format": 1, "dataset": "d", "version": 1, "fit_on": "train", "rows": 1}
     good = seal({**data, "columns": [column]})
-    assert Transformations.from_bytes(good, path="t.json")["x"].input_form.kind == "number"
+    assert Transformations.from_bytes(good, path="t.json")["x"].input_form.value_type == "number"
     for wrong in ("a text", 2**70):
         step["fitted"] = {"value": wrong}
         with pytest.raises(DatasetDamaged):

@@ -113,7 +113,7 @@ class Model:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The input columns of the model, in order."""
-        return tuple(each.name for each in self.spec.inputs)
+        return tuple(model_input.name for model_input in self.spec.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -54,24 +54,24 @@ def convert_input(spec: ModelSpec, model_input: ModelInput, column: pa.Array) ->
     Raises:
         InvalidArgument: A value has no equal in the type, or is too large for float32.
     """
-    kind = model_input.kind
-    is_rounded = model_input.narrow and pat.is_float64(innermost_type(kind))
-    narrow_type = with_innermost_type(kind, pa.float32())
+    dtype = model_input.kind
+    is_rounded = model_input.narrow and pat.is_float64(innermost_type(dtype))
+    narrow_type = with_innermost_type(dtype, pa.float32())
     try:
-        if pat.is_float64(innermost_type(column.type)) and pat.is_float32(innermost_type(kind)):
-            doubles = with_innermost_type(kind, pa.float64())
+        if pat.is_float64(innermost_type(column.type)) and pat.is_float32(innermost_type(dtype)):
+            doubles = with_innermost_type(dtype, pa.float64())
             return round_to_float32(cast_column(column, doubles))
         if is_rounded:
             # The reader yields the rounded values with the type of the column.
-            return cast_column(round_to_float32(cast_column(column, kind)), kind)
-        return cast_column(column, kind)
+            return cast_column(round_to_float32(cast_column(column, dtype)), dtype)
+        return cast_column(column, dtype)
     except ConversionError as error:
-        trained_type = describe(kind)
+        trained_type = describe(dtype)
         hint = (
             f"pass {model_input.name!r} as {trained_type}, or train with a dataset in which it is "
         )
         hint += describe(column.type)
-        if is_rounded and can_widen(column.type, kind):
+        if is_rounded and can_widen(column.type, dtype):
             trained_type += f" stored as {describe(narrow_type)}"
             hint = 'create_training_dataset(..., data_format="parquet") stores doubles'
         raise InvalidArgument(
@@ -104,7 +104,7 @@ def check_input_types(spec: ModelSpec, schema: pa.Schema) -> None:
         )
 
 
-def to_stored_fill(name: str, value: Any, kind: pa.DataType) -> Any:
+def to_stored_fill(name: str, value: Any, dtype: pa.DataType) -> Any:
     """Convert a fill value of ``nulls=`` to its JSON form in ``model.json``.
 
     One value fills all items of an array.
@@ -114,36 +114,36 @@ def to_stored_fill(name: str, value: Any, kind: pa.DataType) -> Any:
     """
     if value is None:
         return None
-    if pat.is_nested(kind) and not pat.is_fixed_size_list(kind):
+    if pat.is_nested(dtype) and not pat.is_fixed_size_list(dtype):
         raise InvalidArgument(
             f"nulls={{{name!r}: {short_repr(value)}}}: null lists cannot be filled.",
             hint=f"transformations={{{name!r}: t.pad(8)}} reads them as empty lists",
         )
     try:
-        return value_to_json(to_value(_repeat_in_array(value, kind), kind))
+        return value_to_json(to_value(_repeat_in_array(value, dtype), dtype))
     except ConversionError as error:
-        hint = f"a value of the type {describe(kind)}, without rounding"
-        if pat.is_float32(kind) and isinstance(value, float) and not rounds_to_infinity(value):
+        hint = f"a value of the type {describe(dtype)}, without rounding"
+        if pat.is_float32(dtype) and isinstance(value, float) and not rounds_to_infinity(value):
             hint = f"nulls={{{name!r}: np.float32({value!r})}}"
         raise InvalidArgument(
             f"nulls={{{name!r}: {short_repr(value)}}} is not a value of the input {name!r}, which is "
-            f"{describe(kind)}.",
+            f"{describe(dtype)}.",
             hint=hint,
         ) from error
 
 
-def parse_reader_fill(value: Any, kind: pa.DataType) -> Any:
+def parse_reader_fill(value: Any, dtype: pa.DataType) -> Any:
     """Convert a fill value of a reader, or one in ``model.json``, to a value of the type.
 
     Readers yield dates as days and times as microseconds since 1970, and take fills in this form.
     They round to float32. A value that the type does not have is returned unchanged.
     """
-    value = _repeat_in_array(value_from_json(value), kind)
-    if isinstance(value, str) and pat.is_binary(kind):
+    value = _repeat_in_array(value_from_json(value), dtype)
+    if isinstance(value, str) and pat.is_binary(dtype):
         return value.encode()
     for parse in (parse_fill, from_json):
         with suppress(ConversionError):
-            return parse(value, kind)
+            return parse(value, dtype)
     return value
 
 
@@ -160,12 +160,12 @@ def fill_array(spec: ModelSpec, model_input: ModelInput) -> npt.NDArray[Any]:
 
 def fill_value(spec: ModelSpec, model_input: ModelInput) -> pa.Array:
     """Return the fill value of an input as an array of one value of its type."""
-    kind = model_input.kind
+    dtype = model_input.kind
     try:
-        return to_array([parse_reader_fill(model_input.fill, kind)], kind)
+        return to_array([parse_reader_fill(model_input.fill, dtype)], dtype)
     except ConversionError as error:
         raise InvalidArgument(
-            f"{model_title(spec)} fills nulls of {model_input.name!r}, which is {describe(kind)}, "
+            f"{model_title(spec)} fills nulls of {model_input.name!r}, which is {describe(dtype)}, "
             f"with a value that does not fit: {error}.",
             hint=f"register it again with nulls={{{model_input.name!r}: ...}}",
         ) from error
@@ -244,14 +244,14 @@ def convert_outputs(
         )
     converted = {}
     for output in spec.outputs:
-        kind = type_from_json(output.type)
+        dtype = type_from_json(output.type)
         column = columns[output.name]
         try:
-            converted[output.name] = cast_column(column, kind)
+            converted[output.name] = cast_column(column, dtype)
         except ConversionError as error:
             raise InvalidArgument(
                 f"{model_title(spec)} returned {describe(column.type)} in {output.name!r}, which is "
-                f"{describe(kind)} since its registration: {error}.",
+                f"{describe(dtype)} since its registration: {error}.",
                 hint="return one type for all rows, such as float64, and register the model again",
             ) from error
     return converted
@@ -287,9 +287,9 @@ def _to_feature_array(values: npt.NDArray[Any]) -> pa.Array:
             array = cells_to_array(values.tolist(), name=PREDICTION, language="rows")
         else:
             array = pa.array(values)
-        kind = feature_schema(pa.schema([(PREDICTION, array.type)])).field(0).type
-        if not pat.is_null(kind):
-            return cast_column(array, kind)
+        dtype = feature_schema(pa.schema([(PREDICTION, array.type)])).field(0).type
+        if not pat.is_null(dtype):
+            return cast_column(array, dtype)
     except (pa.ArrowException, UnsupportedType, ConversionError) as error:
         raise InvalidArgument(
             f"The model returned values of the unsupported type {values.dtype}: {error}",
@@ -298,8 +298,8 @@ def _to_feature_array(values: npt.NDArray[Any]) -> pa.Array:
     return array
 
 
-def _repeat_in_array(value: Any, kind: pa.DataType) -> Any:
+def _repeat_in_array(value: Any, dtype: pa.DataType) -> Any:
     """Return the array of a fixed shape whose items are one value; other values are unchanged."""
-    if pat.is_fixed_size_list(kind) and not isinstance(value, list | tuple | np.ndarray):
-        return [_repeat_in_array(value, kind.value_type)] * kind.list_size
+    if pat.is_fixed_size_list(dtype) and not isinstance(value, list | tuple | np.ndarray):
+        return [_repeat_in_array(value, dtype.value_type)] * dtype.list_size
     return value

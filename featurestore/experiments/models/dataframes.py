@@ -221,16 +221,16 @@ def parse_categories(dtype: ColumnDtype) -> list[Any]:
     return [value_from_json(category) for category in dtype.categories or ()]
 
 
-def category_array(kind: pa.DataType, dtype: ColumnDtype) -> pa.Array:
+def category_array(data_type: pa.DataType, dtype: ColumnDtype) -> pa.Array:
     """Return the categories as an array of a column's type.
 
     Raises:
         InvalidArgument: A category is not a value of the type.
     """
     try:
-        return to_array(parse_categories(dtype), kind)
+        return to_array(parse_categories(dtype), data_type)
     except ConversionError as error:
-        raise _dtype_error(kind, dtype, error) from error
+        raise _dtype_error(data_type, dtype, error) from error
 
 
 def _categories_to_json(name: str, categories: list[Any]) -> tuple[Any, ...]:

@@ -91,10 +91,10 @@ def plan_nulls(
 def _plan_fill(manifest: Manifest, name: str, value: Any, *, is_recorded: bool) -> PlannedNulls:
     if value is None:
         return PlannedNulls("error")
-    kind = type_from_json(manifest.column(name).type)
+    dtype = type_from_json(manifest.column(name).type)
     if is_recorded:
-        value = parse_reader_fill(value, kind)
-    return PlannedNulls("fill", to_stored_fill(name, value, kind))
+        value = parse_reader_fill(value, dtype)
+    return PlannedNulls("fill", to_stored_fill(name, value, dtype))
 
 
 def _check_policy(nulls: ModelNulls, names: Sequence[str], *, is_requested: bool) -> None:

@@ -306,6 +306,6 @@ def _differing_row(actual: pa.Array, expected: pa.Array) -> int | None:
     if numbers[0].shape != numbers[1].shape:
         return 0
     largest = np.nanmax(np.abs(numbers[1]), initial=0.0, where=np.isfinite(numbers[1]))
-    tolerance = max(_ROUNDING.get(kind, 1e-5) for kind in kinds) * largest
+    tolerance = max(_ROUNDING.get(dtype, 1e-5) for dtype in kinds) * largest
     equal = np.isclose(numbers[0], numbers[1], rtol=0, atol=tolerance, equal_nan=True).all(axis=1)
     return None if equal.all() else int(np.argmin(equal))

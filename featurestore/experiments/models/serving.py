@@ -73,7 +73,9 @@ class ModelServer:
         self._loading = ForkSafeLock()
         self._predict: Predict | None = None
         self._view = definition.get(model.session, view["name"], view["version"])
-        form = VectorForm(pa.schema([(each.name, each.kind) for each in spec.inputs]))
+        form = VectorForm(
+            pa.schema([(model_input.name, model_input.kind) for model_input in spec.inputs])
+        )
         store = open_online_store(model.session, online)
         self.vectors = VectorServer(model.session, self._view, store, form)
 

@@ -126,7 +126,9 @@ class Trial:
         if self.recorded is not None and self._is_same_dataset and self.recorded.predictions:
             return self.recorded.rows
         # Other nulls are refused.
-        nullable = [each.name for each in training.inputs if each.nulls != "error"]
+        nullable = [
+            model_input.name for model_input in training.inputs if model_input.nulls != "error"
+        ]
         return sample_rows(self.dataset, nullable)
 
     def _predict(
@@ -150,7 +152,11 @@ def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.Re
         columns = to_model_input(replace(spec, arrays="columns"), fitted, rows)
         non_numeric = [name for name, values in columns.items() if values.dtype.kind not in "biuf"]
         if non_numeric:
-            numeric = [each.name for each in spec.inputs if each.name not in non_numeric]
+            numeric = [
+                model_input.name
+                for model_input in spec.inputs
+                if model_input.name not in non_numeric
+            ]
             raise InvalidArgument(
                 f"arrays='matrix' requires numeric inputs. Inputs of other types: {listing(non_numeric)}.",
                 hint=f"columns={numeric!r} if the model was fitted without them, dataset "
@@ -170,7 +176,7 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
         raise
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        names = [each.name for each in spec.inputs]
+        names = [model_input.name for model_input in spec.inputs]
         raise InvalidArgument(
             f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {reason}",
             hint=_trial_hint(spec),
@@ -179,7 +185,7 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
 
 def _trial_hint(spec: ModelSpec) -> str:
     """Return the hint for a model that does not accept its inputs."""
-    missing = [each.name for each in spec.inputs if each.nulls == "nan"]
+    missing = [model_input.name for model_input in spec.inputs if model_input.nulls == "nan"]
     if spec.arrays in DATAFRAMES:
         hint = "context.save(model, inputs=x) records the dtypes and categories of a DataFrame"
     else:

@@ -137,7 +137,7 @@ class OneHot(Rule):
     def output(self, step: Step, form: Form) -> Form:
         self.check_input(form, "text", "whole", "code")
         size = len(fitted_values(step))
-        if form.kind == "code":
+        if form.value_type == "code":
             assert form.size is not None
             size = form.size - 1
         return Form("vector", (*form.shape, size))
@@ -149,7 +149,7 @@ class OneHot(Rule):
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
     ) -> Mapping[str, Any] | None:
-        if form.kind == "code":
+        if form.value_type == "code":
             return {"values": None, "size": (form.size or 1) - 1}
         values = strings_by_frequency(step, column)
         if values is None:
@@ -159,7 +159,7 @@ class OneHot(Rule):
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         assert step.fitted is not None
         size = step.fitted["size"]
-        if value.kind == "code":
+        if value.value_type == "code":
             # Code 0 becomes -1, which is encoded as zeros.
             return Value("vector", ops.one_hot(ops.cast(value.data, "int64") - 1, size))
         positions = ops.position(step.fitted["values"], value)

@@ -34,7 +34,7 @@ class Function(Rule):
     fits = True
 
     def output(self, step: Step, form: Form) -> Form:
-        if form.kind == "list":
+        if form.value_type == "list":
             self.check_input(form, "number")
         shape: tuple[int, ...] = ()
         if step.fitted is not None:
@@ -135,10 +135,10 @@ def call_function(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDAr
 
 def to_function_argument(value: Value) -> npt.NDArray[Any]:
     """Convert a column to the argument of user functions."""
-    if value.kind not in ("text", "binary", "other"):
+    if value.value_type not in ("text", "binary", "other"):
         return NumpyOps().number(value)
     result = np.empty(len(value.data), dtype=object)
     for row, element in enumerate(value.data.tolist()):
         if value.present is None or value.present[row]:
-            result[row] = element.decode() if value.kind == "text" else element
+            result[row] = element.decode() if value.value_type == "text" else element
     return result

@@ -174,7 +174,7 @@ class Cyclical(NumberRule):
     name = "cyclical"
 
     def output(self, step: Step, form: Form) -> Form:
-        return replace(super().output(step, form), kind="vector").with_shape(2)
+        return replace(super().output(step, form), value_type="vector").with_shape(2)
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         per_period = 1.0 / step.options["period"]
@@ -193,9 +193,9 @@ class Cast(Rule):
 
     def output(self, step: Step, form: Form) -> Form:
         dtype = step.options["dtype"]
-        if form.kind == "code" and dtype.startswith("int"):
+        if form.value_type == "code" and dtype.startswith("int"):
             return replace(form, dtype=dtype)
-        if form.kind == "vector" and dtype.startswith("float"):
+        if form.value_type == "vector" and dtype.startswith("float"):
             return replace(form, dtype=dtype)
         self.check_input(form, "number", "whole")
         if dtype.startswith("int"):
@@ -204,11 +204,11 @@ class Cast(Rule):
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         dtype = step.options["dtype"]
-        if value.kind in ("code", "vector"):
+        if value.value_type in ("code", "vector"):
             return value
         if dtype.startswith("float"):
             return Value("number", ops.number(value))
-        if value.kind == "whole" and dtype == "int64":
+        if value.value_type == "whole" and dtype == "int64":
             return value
         x = ops.number(value)
         present = ~ops.isnan(x)
@@ -247,7 +247,7 @@ class Impute(Rule):
         fill = step.options["value"]
         if step.fitted is not None:
             _check_fill(step.fitted["value"], form)
-        if form.kind == "text":
+        if form.value_type == "text":
             if not isinstance(fill, str):
                 raise InvalidArgument(
                     f"{step} needs a string for a string column.", hint='t.impute("unknown")'
@@ -258,7 +258,7 @@ class Impute(Rule):
                 f"{step} needs a number for a numeric column.",
                 hint=f"a number, or one of {', '.join(STRATEGIES)}",
             )
-        if form.kind == "whole" and (fill == "most_frequent" or isinstance(fill, int)):
+        if form.value_type == "whole" and (fill == "most_frequent" or isinstance(fill, int)):
             return form
         return Form("number", form.shape)
 
@@ -269,7 +269,7 @@ class Impute(Rule):
             if not top_values:
                 raise no_values_to_fit_error(step)
             return {"value": top_values[0]}
-        if form.kind == "text" or fill not in STRATEGIES:
+        if form.value_type == "text" or fill not in STRATEGIES:
             return {"value": fill}
         values, counts = sample.numbers()
         if not len(values):
@@ -282,7 +282,7 @@ class Impute(Rule):
         self, step: Step, column: ColumnStatistics | None, form: Form
     ) -> Mapping[str, Any] | None:
         fill = step.options["value"]
-        if fill not in STRATEGIES or (form.kind == "text" and fill != "most_frequent"):
+        if fill not in STRATEGIES or (form.value_type == "text" and fill != "most_frequent"):
             return {"value": fill}
         if fill != "mean" or column is None or column.kind != "number":
             return None
@@ -293,14 +293,14 @@ class Impute(Rule):
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         assert step.fitted is not None
         fill = step.fitted["value"]
-        if value.kind == "text" or (value.kind == "whole" and isinstance(fill, int)):
+        if value.value_type == "text" or (value.value_type == "whole" and isinstance(fill, int)):
             if value.present is None:
                 return value
             present = value.present
             for _ in range(len(value.data.shape) - len(present.shape)):
                 present = present[..., None]
-            constant = ops.constant(fill, value.kind)
-            return Value(value.kind, ops.where(present, value.data, constant))
+            constant = ops.constant(fill, value.value_type)
+            return Value(value.value_type, ops.where(present, value.data, constant))
         x = ops.number(value)
         return Value("number", ops.where(ops.isnan(x), float(fill), x))
 
@@ -319,7 +319,7 @@ class Impute(Rule):
 
 def _check_fill(fill: object, form: Form) -> None:
     """Raise InvalidArgument unless a fill value, which may come from a file, suits the column."""
-    is_valid = isinstance(fill, str) if form.kind == "text" else isinstance(fill, int | float)
+    is_valid = isinstance(fill, str) if form.value_type == "text" else isinstance(fill, int | float)
     if not is_valid or (isinstance(fill, int) and not -(2**63) <= fill < 2**63):
         raise InvalidArgument(
             f"The fitted value {fill!r} of impute() does not match the column type."

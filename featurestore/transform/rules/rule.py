@@ -106,11 +106,11 @@ class Rule:
 
     def check_input(self, form: Form, *kinds: str) -> None:
         """Raise InvalidArgument unless ``kinds`` contains the kind of the input."""
-        if form.kind not in kinds:
+        if form.value_type not in kinds:
             raise InvalidArgument(
                 f"{self.name}() accepts {' or '.join(_KIND_NAMES[kind] for kind in kinds)}, "
-                f"not {_KIND_NAMES[form.kind]}.",
-                hint=_HINTS.get((form.kind, kinds[0])),
+                f"not {_KIND_NAMES[form.value_type]}.",
+                hint=_HINTS.get((form.value_type, kinds[0])),
             )
 
 
@@ -150,7 +150,7 @@ class Sample:
             present = np.broadcast_to(
                 _flatten_mask(self.value.present, self.value.data), data.shape
             )
-        if self.value.kind == "number":
+        if self.value.value_type == "number":
             present = present & ~np.isnan(data)
         totals: dict[Any, int] = {}
         counts = self._repeat_counts(data.size)

@@ -42,12 +42,12 @@ class Pad(Rule):
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         length, keep = step.options["length"], step.options["keep"]
-        kind, rows, is_item = ops.pad_lists(value.data, length, last=keep == "last")
+        value_type, rows, is_item = ops.pad_lists(value.data, length, last=keep == "last")
         present = value.present
-        if kind != "number":
+        if value_type != "number":
             if present is not None:
                 is_item = is_item & present[..., None]
-            return Value(kind, rows, is_item)
+            return Value(value_type, rows, is_item)
         if present is not None:
             rows = ops.where(present[..., None], rows, math.nan)
         return Value("number", rows)

@@ -59,8 +59,7 @@ class Check:
 def doctor(
     context: typer.Context,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Also read all files of the store and compare checksums."),
+        bool, typer.Option("--deep", help="Also read all files of the store and compare checksums.")
     ] = False,
 ) -> None:
     """Check this machine: Python, libraries, Java, location, registry, engines, formats."""
@@ -182,7 +181,7 @@ def _check_private_files(location: str) -> Iterator[Check]:
 
 def _check_remote_store(location: str, registry: str | None) -> Iterator[Check]:
     """Check the requirements of a store at a URI."""
-    from featurestore.storage.connections import check_location
+    from featurestore.storage.location import check_location
 
     for inspection in check_location(location):
         state = OK if inspection.passed else PROBLEM
@@ -267,8 +266,7 @@ def _check_experiments(opened_store: FeatureStore) -> Iterator[Check]:
 
     for run in get_runs(trials=True, store=opened_store):
         yield _check_call(
-            f"run {run.id}",
-            partial(catalog.verify, run.session, run.record, artifacts=[ARTIFACTS]),
+            f"run {run.id}", partial(catalog.verify, run.session, run.record, artifacts=[ARTIFACTS])
         )
     for model in get_models(store=opened_store):
         yield _check_call(

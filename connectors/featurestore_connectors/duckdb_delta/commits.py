@@ -48,8 +48,8 @@ from featurestore.model.runtime import was_forked
 from featurestore.model.threads import independent_tasks
 from featurestore.model.times import to_micros, utc_now
 from featurestore.storage import files, storage_for
-from featurestore.storage.connections import delta_options
 from featurestore.storage.failures import warn_after_publication
+from featurestore.storage.location import delta_options
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta.files import NewFile
 

@@ -18,8 +18,8 @@ import duckdb
 from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.callback_errors import capture_errors
 from featurestore.model.runtime import ForkSafeLock, reset_in_children, usable_cores
-from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
+from featurestore.storage.location import has_connections
 from featurestore.storage.protection import user_temporary_folder
 from featurestore_connectors.duckdb_delta.failures import (
     interrupt_on_signal,

@@ -32,19 +32,14 @@ from featurestore.model.times import parse_moment
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage import files, storage_for
-from featurestore.storage.connections import delta_options, options_of
 from featurestore.storage.filesystem import LocalMirror
-from featurestore.storage.location import HDFS, remove_owner
+from featurestore.storage.location import HDFS, delta_options, options_of, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.delta_required import TableFiles, check_required
 from featurestore_connectors.sources.delta_widening import has_widened_columns, read_types
 from featurestore_connectors.sources.drivers import to_single_line
-from featurestore_connectors.sources.typed_columns import (
-    SourceColumn,
-    TypedColumns,
-    cast_batches,
-)
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns, cast_batches
 
 _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
 

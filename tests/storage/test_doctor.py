@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage import failures, files, location
+from featurestore.storage import failures, files
+from featurestore.storage import location as connections
 from featurestore.storage.objects import ObjectStorage
 from tests.hdfs_server import HdfsServer
 from tests.object_server import SECRET_KEY, ObjectServer, free_port
@@ -32,7 +33,7 @@ def test_doctor_by_uri_checks_required_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Connections of this test do not outlast its environment.
-    monkeypatch.setattr(location, "_connections", {})
+    monkeypatch.setattr(connections, "_connections", {})
     for name, value in store_location.environment.items():
         monkeypatch.setenv(name, value)
     location = f"{store_location.folder}/team a"
@@ -48,7 +49,7 @@ def test_doctor_by_uri_checks_required_operations(
     assert states == {f"location: {name}": "ok" for name in names}
     if store_location.scheme == "hdfs":
         assert document["hdfs-native"]["state"] == "ok"
-    storage, folder = location.object_store_for(location)
+    storage, folder = connections.object_store_for(location)
     assert list(storage.list(folder)) == []
     if importlib.util.find_spec("delta") is not None and store_location.scheme in SPARK_WORDS:
         assert sessions is not None
@@ -56,10 +57,10 @@ def test_doctor_by_uri_checks_required_operations(
         for word in SPARK_WORDS[store_location.scheme]:
             assert word in sessions["detail"]
     # Executors on other machines get the settings of this environment.
-    (options,) = location.options_of_connections().values()
+    (options,) = connections.options_of_connections().values()
     for name in store_location.environment:
         monkeypatch.delenv(name)
-    location.use_options(location, options)
+    connections.use_options(location, options)
     assert files.list_directory(location) == []
 
 
@@ -87,9 +88,9 @@ def test_doctor_s3_wrong_credentials_prints_hint(
 def test_doctor_reports_missing_conditional_put(
     bucket: str, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location.use_options(bucket, object_server.options)
+    connections.use_options(bucket, object_server.options)
     monkeypatch.setattr(ObjectStorage, "put_new", ObjectStorage.put)
-    actual = {check.check: check for check in location.check_location(f"{bucket}/a")}
+    actual = {check.check: check for check in connections.check_location(f"{bucket}/a")}
     assert not actual["conditional put"].passed
     assert "If-None-Match" in str(actual["conditional put"].hint)
 

@@ -26,7 +26,7 @@ from featurestore.errors import (
 )
 from featurestore.model.forks import ForkGuard
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
-from featurestore.registry import database_errors, origin_files, stores
+from featurestore.registry import engines, origin_files, stores
 from featurestore.registry.engines import create_engine
 from featurestore.registry.migrations import is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
@@ -73,7 +73,7 @@ class Registry:
     @property
     def url(self) -> str:
         """The URL of the database, without passwords."""
-        return database_errors.format_url(self._url)
+        return engines.format_url(self._url)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -225,8 +225,8 @@ class Registry:
             # An integrity error is an error of the caller, not of the database.
             if isinstance(error, exc.IntegrityError):
                 raise
-            raise database_errors.to_registry_error(self._url, error) from (
-                database_errors.cause_without_secrets(self._url, error)
+            raise engines.to_registry_error(self._url, error) from (
+                engines.cause_without_secrets(self._url, error)
             )
 
 

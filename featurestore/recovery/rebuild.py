@@ -27,13 +27,7 @@ from featurestore.recovery.recover import (
     recover,
 )
 from featurestore.recovery.restoration import CLEARED_TABLES, NOT_RESTORED
-from featurestore.registry import (
-    Registry,
-    featuregroups,
-    open_registry,
-    origin_files,
-    search_documents,
-)
+from featurestore.registry import Registry, featuregroups, open_registry, origins, search_documents
 from featurestore.registry.database import REGISTRY_FILE
 from featurestore.registry.tables import metadata
 from featurestore.storage import files
@@ -127,7 +121,7 @@ def _restore_all(
         emptied = registry.repair.emptied
         report.users = record_files.restore_access(connection, location, emptied=emptied)
         # Before the objects, which otherwise would have only the origins in their files.
-        report.unreadable += origin_files.restore(connection, location)
+        report.unreadable += origins.restore(connection, location)
         _restore_versions(connection, location, report, GROUPS, restore)
         _restore_versions(connection, location, report, DATASETS)
         _restore_versions(connection, location, report, VIEWS)

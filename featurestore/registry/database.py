@@ -26,7 +26,7 @@ from featurestore.errors import (
 )
 from featurestore.model.forks import ForkGuard
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
-from featurestore.registry import engines, origin_files, stores
+from featurestore.registry import engines, origins, stores
 from featurestore.registry.engines import create_engine
 from featurestore.registry.migrations import is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
@@ -112,7 +112,7 @@ class Registry:
             self._open.connection = connection
             try:
                 yield connection
-                origin_files.write_changed(connection, is_copy=self._is_copy)
+                origins.write_changed(connection, is_copy=self._is_copy)
             finally:
                 self._open.connection = None
 

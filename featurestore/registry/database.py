@@ -24,8 +24,8 @@ from featurestore.errors import (
     RegistryDamaged,
     RegistryError,
 )
-from featurestore.model.forks import ForkGuard
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
+from featurestore.model.runtime import ForkGuard
 from featurestore.registry import engines, origins, stores
 from featurestore.registry.engines import create_engine
 from featurestore.registry.migrations import is_complete, upgrade

@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, OnlineStoreError, OnlineStoreUnavailable
-from featurestore.model.forks import ForkGuard
+from featurestore.model.runtime import ForkGuard
 from featurestore.model.times import utc_now
 from featurestore.plugins.online import (
     DurabilityRisk,

@@ -3,10 +3,16 @@
 ``ThreadPoolExecutor`` starts its threads while tasks are submitted. If one cannot start, tasks that
 wait for each other wait without end, and a task without a thread never completes. The pools of this
 module start their threads before the first task.
+
+DuckDB reads Arrow streams and files of object stores through Python code, in threads of its own, and
+reports the exceptions of this code only by their messages. ``capture_errors`` stores such an exception
+under a number, with which the message begins.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +29,10 @@ _HINT = (
     "fewer processors need fewer threads: taskset -c 0 featurestore serve"
 )
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/pids.max")
+# Process-wide, since a query may run in a thread of the library.
+_RAISED_ERRORS: dict[int, BaseException] = {}
+_NUMBERS = itertools.count(1)
+_MARK = re.compile(r"\[raised in Python #(\d+)\]")
 
 
 @contextmanager
@@ -140,3 +150,22 @@ def _describe_limits() -> str:
         limits.append(f"{int(_CONTAINER_LIMIT.read_text()):,} in the container (pids.max)")
     described = ", ".join(limits) or "none of this process, but the machine may be full"
     return f"this process has {threading.active_count()} Python threads; limits: {described}"
+
+
+@contextmanager
+def capture_errors() -> Iterator[None]:
+    """Store an exception of the block for ``recall_error``, and add its number to the message."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        # KeyboardInterrupt is not an Exception, but a library would also reduce it to a message.
+        number = next(_NUMBERS)
+        _RAISED_ERRORS[number] = error
+        # DuckDB truncates a message at a null byte, so the number comes first.
+        raise RuntimeError(f"[raised in Python #{number}] {error}") from error
+
+
+def recall_error(message: str) -> BaseException | None:
+    """Return the captured exception that a message of the library refers to, at the first call."""
+    mark = _MARK.search(message)
+    return None if mark is None else _RAISED_ERRORS.pop(int(mark[1]), None)

@@ -30,9 +30,8 @@ from featurestore.errors import (
     QueryEnded,
     ThreadsUnavailable,
 )
-from featurestore.model.callback_errors import capture_errors, recall_error
 from featurestore.model.runtime import call_after_fork, check_time, seconds_left
-from featurestore.model.threads import start_thread
+from featurestore.model.threads import capture_errors, recall_error, start_thread
 from featurestore_connectors.duckdb_delta.messages import translate_error
 
 _WAKEUP_BYTES = 64

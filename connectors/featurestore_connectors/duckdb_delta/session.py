@@ -16,8 +16,8 @@ from typing import Any
 import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
-from featurestore.model.callback_errors import capture_errors
 from featurestore.model.runtime import ForkSafeLock, reset_in_children, usable_cores
+from featurestore.model.threads import capture_errors
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.location import has_connections
 from featurestore.storage.protection import user_temporary_folder

@@ -23,8 +23,8 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.callback_errors import capture_errors, recall_error
 from featurestore.model.source import SourceTable
+from featurestore.model.threads import capture_errors, recall_error
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.filesystem import file_systems
 from featurestore_connectors.sources import locations, sqltext
@@ -46,10 +46,7 @@ _BATCH_ROWS = 65_536
 _SHOWN = 500
 # Casts for the hint about unreadable columns. Other types are cast to varchar, which keeps the months
 # of intervals.
-_CASTS = {
-    "TIME": "epoch({})",
-    "UHUGEINT": "{}::varchar",
-}
+_CASTS = {"TIME": "epoch({})", "UHUGEINT": "{}::varchar"}
 
 
 class DuckDBSource:

@@ -31,8 +31,7 @@ def import_(
         ),
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Only show the changes; exit code 1 if there are any."),
+        bool, typer.Option("--check", help="Only show the changes; exit code 1 if there are any.")
     ] = False,
 ) -> None:
     """Define feature groups over the tables of a dbt project, and show what changed."""

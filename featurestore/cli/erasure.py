@@ -30,8 +30,7 @@ Columns = Annotated[
     ),
 ]
 Datasets = Annotated[
-    str,
-    typer.Option(help="export: write training datasets without the rows; keep: list them."),
+    str, typer.Option(help="export: write training datasets without the rows; keep: list them.")
 ]
 _COLUMNS = ["area", "item", "detail", "action"]
 
@@ -63,8 +62,7 @@ def run(
     column: Columns = None,
     datasets: Datasets = "export",
     certificate: Annotated[
-        str | None,
-        typer.Option(help="File for the certificate.", show_default=False),
+        str | None, typer.Option(help="File for the certificate.", show_default=False)
     ] = None,
 ) -> None:
     """Erase all data of an entity; exit code 1 if an item could not be changed."""

@@ -38,12 +38,7 @@ AsOfOption = Annotated[
 def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature group."""
     connected = store(context)
-    groups_page = get_page(
-        context,
-        connected.get_featuregroups,
-        limit=limit,
-        page=page,
-    )
+    groups_page = get_page(context, connected.get_featuregroups, limit=limit, page=page)
     rows = [group._summary() for group in groups_page.items]
     show_rows(
         context,
@@ -239,8 +234,7 @@ def verify(
     context: typer.Context,
     name: Name,
     sample: Annotated[
-        int | None,
-        typer.Option(help="The number of data files to check; all by default.", min=1),
+        int | None, typer.Option(help="The number of data files to check; all by default.", min=1)
     ] = None,
 ) -> None:
     """Read the files of a group and compare them with their checksums; exit code 1 if any differs."""

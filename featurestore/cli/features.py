@@ -138,8 +138,7 @@ def _read_labels(text: str | None) -> Any:
         return text
     if not Path(text).is_file():
         raise InvalidArgument(
-            f"The label file {text!r} does not exist.",
-            hint="--labels name selects a feature group",
+            f"The label file {text!r} does not exist.", hint="--labels name selects a feature group"
         )
     if text.endswith(".csv"):
         from pyarrow import csv
@@ -205,12 +204,7 @@ def create(context: typer.Context, file: DefinitionFile) -> None:
 def list_views(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature view."""
     connected = store(context)
-    views_page = get_page(
-        context,
-        connected.get_feature_views,
-        limit=limit,
-        page=page,
-    )
+    views_page = get_page(context, connected.get_feature_views, limit=limit, page=page)
     rows = [_overview(view) for view in views_page.items]
     columns = ["name", "version", "labels", "label", "features", "created"]
     show_rows(

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featurestore.cli.output import (
-    Limit,
-    PageNumber,
-    get_page,
-    show_record,
-    show_rows,
-    show_text,
-)
+from featurestore.cli.output import Limit, PageNumber, get_page, show_record, show_rows, show_text
 from featurestore.cli.state import LogFormat, OutputFormat, log_to_stderr, settings, store
 from featurestore.errors import InvalidArgument
 from featurestore.model.job import WindowJob
@@ -74,12 +67,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
     from featurestore.registry.jobs import NO_STATUS
 
     connected = store(context)
-    status_page = get_page(
-        context,
-        connected.get_jobs,
-        limit=limit,
-        page=page,
-    )
+    status_page = get_page(context, connected.get_jobs, limit=limit, page=page)
     rows = []
     for status in status_page.items:
         counts = {"due": status.due, "failed": status.failed}
@@ -141,8 +129,7 @@ def run(
     ] = None,
     due: Annotated[bool, typer.Option("--due", help="Run all due windows.")] = False,
     stale: Annotated[
-        bool,
-        typer.Option("--stale", help="Recompute all windows whose inputs have changed since."),
+        bool, typer.Option("--stale", help="Recompute all windows whose inputs have changed since.")
     ] = False,
 ) -> None:
     """Run a job now: its latest complete window, one window, due windows, or stale windows.

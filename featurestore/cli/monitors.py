@@ -23,12 +23,7 @@ Name = Annotated[str, typer.Argument(help="Name of the monitor.")]
 def list_monitors(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List monitors with their latest state."""
     connected = store(context)
-    monitors_page = get_page(
-        context,
-        connected.get_monitors,
-        limit=limit,
-        page=page,
-    )
+    monitors_page = get_page(context, connected.get_monitors, limit=limit, page=page)
     rows = [monitor._summary() for monitor in monitors_page.items]
     show_rows(
         context,

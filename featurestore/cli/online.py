@@ -96,8 +96,7 @@ def publish(
     context: typer.Context,
     view: View,
     to: Annotated[
-        str | None,
-        typer.Option(help="Online store; none: the embedded store.", show_default=False),
+        str | None, typer.Option(help="Online store; none: the embedded store.", show_default=False)
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Write all values again.")] = False,
 ) -> None:

@@ -64,13 +64,7 @@ class GetsPage(Protocol[T_co]):
     def __call__(self, *, limit: int | None, offset: int) -> Sequence[T_co]: ...
 
 
-def get_page(
-    context: typer.Context,
-    get: GetsPage[T],
-    *,
-    limit: int | None,
-    page: int,
-) -> Page[T]:
+def get_page(context: typer.Context, get: GetsPage[T], *, limit: int | None, page: int) -> Page[T]:
     """Get a page of items.
 
     The function is called with one more than the limit, to determine whether there is another page.

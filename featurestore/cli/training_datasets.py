@@ -52,12 +52,7 @@ def create(context: typer.Context, file: DefinitionFile) -> None:
 def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every training dataset."""
     connected = store(context)
-    datasets_page = get_page(
-        context,
-        connected.get_training_datasets,
-        limit=limit,
-        page=page,
-    )
+    datasets_page = get_page(context, connected.get_training_datasets, limit=limit, page=page)
     rows = [
         {**dataset._summary(), "stale": dataset.stale or None} for dataset in datasets_page.items
     ]
@@ -130,8 +125,7 @@ def verify(
 def diff(
     context: typer.Context,
     dataset: Annotated[
-        str,
-        typer.Argument(metavar="LEFT", help="A dataset: name or name@v2.", show_default=False),
+        str, typer.Argument(metavar="LEFT", help="A dataset: name or name@v2.", show_default=False)
     ],
     other_dataset: Annotated[
         str | None,
@@ -186,8 +180,7 @@ def delete(
     context: typer.Context,
     name: VersionedName,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Delete even if registered models were trained on it."),
+        bool, typer.Option("--force", help="Delete even if registered models were trained on it.")
     ] = False,
 ) -> None:
     """Delete one version of a training dataset."""

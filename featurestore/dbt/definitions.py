@@ -22,12 +22,7 @@ from featurestore.dbt.expectations import (
 )
 from featurestore.dbt.freshness import find_max_age
 from featurestore.dbt.keys import find_columns, read_key
-from featurestore.dbt.manifest import (
-    DbtNode,
-    DbtProject,
-    is_node_id,
-    parse_owner,
-)
+from featurestore.dbt.manifest import DbtNode, DbtProject, is_node_id, parse_owner
 from featurestore.dbt.snapshots import SQL_KINDS, SnapshotTable
 from featurestore.errors import InvalidDbtProject, InvalidExpectation, did_you_mean, listing
 from featurestore.featuregroups.definition import declare_group, normalize_expectations

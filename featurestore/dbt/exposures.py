@@ -25,11 +25,7 @@ from featurestore.storage import files
 MARKER = "# Written by featurestore: an import of dbt exposures replaces this file.\n"
 _PROJECT_FILE = "dbt_project.yml"
 _ENDINGS = (".yml", ".yaml")
-_LABELS = {
-    "feature_view": "Feature view",
-    "model": "Model",
-    "training_dataset": "Training dataset",
-}
+_LABELS = {"feature_view": "Feature view", "model": "Model", "training_dataset": "Training dataset"}
 _JINJA_START = re.compile(r"\{(?=[{%#])")
 _MODEL_PARTS = 4
 

@@ -34,10 +34,7 @@ from featurestore.errors import (
 )
 from featurestore.external import grant_rows
 from featurestore.featuregroups import Write, create
-from featurestore.featuregroups.definition import (
-    build_spec,
-    definition_differences,
-)
+from featurestore.featuregroups.definition import build_spec, definition_differences
 from featurestore.featuregroups.existing import find_existing
 from featurestore.featuregroups.redefinition import (
     Definition,

@@ -13,10 +13,4 @@ from featurestore.define.definitions import (
     source,
 )
 
-__all__ = [
-    "alert_channel",
-    "external_featuregroup",
-    "feature_view",
-    "featuregroup",
-    "source",
-]
+__all__ = ["alert_channel", "external_featuregroup", "feature_view", "featuregroup", "source"]

@@ -132,12 +132,7 @@ def begin_apply(session: Session, owner: str, project: str) -> bool:
                     return False
                 intents.end(connection, _INTENT)
             intents.begin(
-                connection,
-                run_id=_INTENT,
-                kind=_INTENT_KIND,
-                name=project,
-                version=1,
-                owner=owner,
+                connection, run_id=_INTENT, kind=_INTENT_KIND, name=project, version=1, owner=owner
             )
     # Two processes on a database server may both find no intent; one of them inserts it.
     except IntegrityError:

@@ -10,10 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
-from featurestore.featuregroups.definition import (
-    build_spec,
-    declare_group,
-)
+from featurestore.featuregroups.definition import build_spec, declare_group
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.registration import JobFile
 from featurestore.model.alert import Channel, validate_channel
@@ -202,13 +199,7 @@ def external_featuregroup(
     """
     check_name(name)
     rows, query = build_external_rows(
-        source,
-        table=table,
-        sql=sql,
-        path=path,
-        columns=columns,
-        rename=rename,
-        snapshots=snapshots,
+        source, table=table, sql=sql, path=path, columns=columns, rename=rename, snapshots=snapshots
     )
     declared = declare_group(
         primary_key=primary_key,

@@ -24,9 +24,7 @@ from featurestore.featuregroups.definition import (
     check_descriptions,
     definition_differences,
 )
-from featurestore.featuregroups.redefinition import (
-    Definition as StoredDefinition,
-)
+from featurestore.featuregroups.redefinition import Definition as StoredDefinition
 from featurestore.featuregroups.redefinition import (
     change_definition,
     describe_changes,

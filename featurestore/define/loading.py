@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from featurestore.define.definitions import DEFINITIONS, Definition, JobContent
-from featurestore.errors import (
-    DefinitionsRefused,
-    FeatureStoreError,
-    InvalidArgument,
-)
+from featurestore.errors import DefinitionsRefused, FeatureStoreError, InvalidArgument
 from featurestore.jobs.registration import (
     JobFile,
     jobs_in_module,
@@ -183,7 +179,5 @@ def _refuse_repetition(project: Project, first: Definition, second: Definition) 
     title = format_object(first.object_type, first.name, None)
     hint = "give each definition its version=" if first.object_type in VERSIONED else None
     return Refusal(
-        project.position(second),
-        f"{title} is also defined in {project.position(first)}.",
-        hint,
+        project.position(second), f"{title} is also defined in {project.position(first)}.", hint
     )

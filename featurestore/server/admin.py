@@ -239,9 +239,7 @@ def _page(
         else:
             entries = sorted({*private_groups, *roles})
     current_page = load_page(
-        lambda limit, offset: entries[offset : offset + limit],
-        number=number,
-        size=settings.page,
+        lambda limit, offset: entries[offset : offset + limit], number=number, size=settings.page
     )
     response = page(
         request,

@@ -20,16 +20,7 @@ from featurestore.server import models
 from featurestore.server.charts import curves
 from featurestore.server.guard import Settings, Store
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
-from featurestore.server.rest import (
-    REFUSALS,
-    Items,
-    Limit,
-    Name,
-    Offset,
-    Version,
-    items,
-    record,
-)
+from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, Version, items, record
 from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
@@ -176,12 +167,7 @@ def get_run(store: Store, run_id: RunId) -> dict[str, Any]:
 @api.get("/models")
 def list_models(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
     """List all versions of all models."""
-    return items(
-        partial(models.find, store),
-        models.summarize,
-        limit=limit,
-        offset=offset,
-    )
+    return items(partial(models.find, store), models.summarize, limit=limit, offset=offset)
 
 
 @api.get("/models/{name}/{version}")
@@ -203,11 +189,7 @@ def list_page(
 ) -> Response:
     """Display runs with parameters and metrics, newest first."""
     run_filter = RunFilter(name.strip(), dataset.strip(), version)
-    current_page = load_page(
-        partial(find, store, run_filter),
-        number=number,
-        size=settings.page,
-    )
+    current_page = load_page(partial(find, store, run_filter), number=number, size=settings.page)
     table = run_table(current_page.items)
     if format == "csv":
         return _table_file("runs", table)

@@ -62,9 +62,7 @@ def list_page(
         newest_first=sort == "changed",
     )
     current_page = load_page(
-        partial(records.lines, store, group_filter),
-        number=number,
-        size=settings.page,
+        partial(records.lines, store, group_filter), number=number, size=settings.page
     )
     if format == "csv":
         return objects_to_csv("feature-groups", _COLUMNS, current_page.items)

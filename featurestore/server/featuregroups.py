@@ -263,12 +263,7 @@ def list_groups(
 ) -> Items:
     """List the latest version of each group."""
     group_filter = GroupFilter(text=q, tag=tag)
-    return items(
-        partial(lines, store, group_filter),
-        asdict,
-        limit=limit,
-        offset=offset,
-    )
+    return items(partial(lines, store, group_filter), asdict, limit=limit, offset=offset)
 
 
 @api.get("/{name}")

@@ -58,8 +58,7 @@ def _authenticate(request: Request) -> Visitor | None:
     visitor = visitors.visitor_from_cookie(store.session, cookie) if cookie else None
     if visitor is None:
         raise NotSignedIn(
-            "Not signed in.",
-            hint="sign in, or send a token: Authorization: Bearer fs_...",
+            "Not signed in.", hint="sign in, or send a token: Authorization: Bearer fs_..."
         )
     return visitor
 

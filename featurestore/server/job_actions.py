@@ -93,12 +93,7 @@ def run(
 
 @pages.get("/{name}/backfill")
 def plan_page(
-    request: Request,
-    store: Store,
-    settings: Settings,
-    name: str,
-    start: str = "",
-    end: str = "",
+    request: Request, store: Store, settings: Settings, name: str, start: str = "", end: str = ""
 ) -> HTMLResponse:
     """Display the windows in a time range, their inputs and the estimated time."""
     job = service.get_job(store.session, name)

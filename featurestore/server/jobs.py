@@ -181,11 +181,7 @@ def list_runs(store: Store, name: Name, limit: Limit = 100) -> Items:
 
 @pages.get("")
 def list_page(
-    request: Request,
-    store: Store,
-    settings: Settings,
-    number: PageNumber = 1,
-    format: str = "html",
+    request: Request, store: Store, settings: Settings, number: PageNumber = 1, format: str = "html"
 ) -> Response:
     """List all jobs with their status."""
     current_page = load_page(partial(visible_jobs, store), number=number, size=settings.page)
@@ -252,11 +248,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
 
 @monitor_pages.get("")
 def list_monitors(
-    request: Request,
-    store: Store,
-    settings: Settings,
-    number: PageNumber = 1,
-    format: str = "html",
+    request: Request, store: Store, settings: Settings, number: PageNumber = 1, format: str = "html"
 ) -> Response:
     """List all monitors with their last findings."""
     current_page = load_page(store.get_monitors, number=number, size=settings.page)
@@ -279,9 +271,7 @@ def monitor_page(
     """Display the findings of a monitor as charts over time, and its windows, newest first."""
     job = monitor_service.get_monitor(store.session, name)
     current_page = load_page(
-        partial(store.get_monitor_history, name),
-        number=number,
-        size=settings.page,
+        partial(store.get_monitor_history, name), number=number, size=settings.page
     )
     if format == "csv":
         return _findings_file(name, current_page.items)

@@ -17,12 +17,7 @@ from featurestore.lineage.column_origins import (
 from featurestore.lineage.origins import Dataset, Origin
 from featurestore.lineage.query_origins import QueryTable
 from featurestore.model.names import parse_group_reference
-from featurestore.registry import (
-    featuregroups,
-    jobs,
-    overview,
-    training_datasets,
-)
+from featurestore.registry import featuregroups, jobs, overview, training_datasets
 from featurestore.registry.artifacts import feature_views
 from featurestore.registry.overview import GroupFilter
 from featurestore.server import lineage_graph as steps

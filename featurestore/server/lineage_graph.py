@@ -32,11 +32,7 @@ _PAGES = {
 }
 _SOURCE_PREFIX = "source:"
 # Sources other than groups are stored with their folder relative to the location.
-_FOLDERS = {
-    FEATUREVIEWS: "feature_view",
-    TRAININGDATASETS: "training_dataset",
-    MODELS: "model",
-}
+_FOLDERS = {FEATUREVIEWS: "feature_view", TRAININGDATASETS: "training_dataset", MODELS: "model"}
 
 
 def type_label(object_type: str) -> str:
@@ -218,8 +214,7 @@ def training_results(
 
 
 def edges_of(
-    connection: Connection,
-    rows: Iterable[tuple[str, str, int, str | None, str, int | None]],
+    connection: Connection, rows: Iterable[tuple[str, str, int, str | None, str, int | None]]
 ) -> list[tuple[Node, Node]]:
     """Convert rows to edges; a job becomes a node between its input and its output."""
     edges: dict[tuple[Node, Node], None] = {}

@@ -45,18 +45,10 @@ def summarize(model: Model) -> dict[str, Any]:
 
 @pages.get("")
 def list_page(
-    request: Request,
-    store: Store,
-    settings: Settings,
-    number: PageNumber = 1,
-    format: str = "html",
+    request: Request, store: Store, settings: Settings, number: PageNumber = 1, format: str = "html"
 ) -> Response:
     """List all versions of all models."""
-    current_page = load_page(
-        partial(find, store),
-        number=number,
-        size=settings.page,
-    )
+    current_page = load_page(partial(find, store), number=number, size=settings.page)
     lines = [summarize(model) for model in current_page.items]
     if format == "csv":
         rows = [list(line.values()) for line in lines]

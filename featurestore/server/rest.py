@@ -123,11 +123,7 @@ def record(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def items(
-    read: ReadsPage[T],
-    to_record: Callable[[T], Mapping[str, Any]],
-    *,
-    limit: int,
-    offset: int,
+    read: ReadsPage[T], to_record: Callable[[T], Mapping[str, Any]], *, limit: int, offset: int
 ) -> Items:
     """Return one page of a list."""
     # One more entry shows whether there is another page.

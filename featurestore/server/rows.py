@@ -167,9 +167,7 @@ def build_frame(store: FeatureStore, retrieval: Retrieval, labels: object | None
 
 
 def _read_frame(
-    store: FeatureStore,
-    read: ReadGroup | ReadFeatures | ReadSplit,
-    labels: object | None,
+    store: FeatureStore, read: ReadGroup | ReadFeatures | ReadSplit, labels: object | None
 ) -> FeatureFrame:
     """Return the lazy frame of a group, of features or of a split."""
     frame: FeatureFrame

@@ -258,12 +258,7 @@ def reader_arguments(dataset: TrainingDataset, split: str) -> list[str] | None:
         return None
     transform = dataset.transformations
     null_handling, padded = (
-        ((), ())
-        if transform is None
-        else (
-            transform.null_handling,
-            transform.padded,
-        )
+        ((), ()) if transform is None else (transform.null_handling, transform.padded)
     )
     regular = [
         column.name

@@ -26,16 +26,7 @@ from featurestore.server.rendering import (
     page,
     statistics_file,
 )
-from featurestore.server.rest import (
-    REFUSALS,
-    Items,
-    Limit,
-    Name,
-    Offset,
-    Version,
-    items,
-    record,
-)
+from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, Version, items, record
 from featurestore.server.routes import Router
 from featurestore.storage import files
 from featurestore.store import FeatureStore
@@ -167,12 +158,7 @@ def list_datasets(
     offset: Offset = 0,
 ) -> Items:
     """List all versions of all training datasets."""
-    return items(
-        partial(lines, store, text=q),
-        asdict,
-        limit=limit,
-        offset=offset,
-    )
+    return items(partial(lines, store, text=q), asdict, limit=limit, offset=offset)
 
 
 @api.get("/{name}")
@@ -231,9 +217,7 @@ def list_page(
 ) -> Response:
     """List the training datasets."""
     current_page = load_page(
-        partial(lines, store, text=q.strip()),
-        number=number,
-        size=settings.page,
+        partial(lines, store, text=q.strip()), number=number, size=settings.page
     )
     if format == "csv":
         return objects_to_csv("training-datasets", _COLUMNS, current_page.items)
@@ -259,12 +243,7 @@ def latest(store: Store, name: str) -> RedirectResponse:
 
 @pages.get("/{name}/{version}")
 def dataset_page(
-    request: Request,
-    store: Store,
-    name: str,
-    version: int,
-    split: str = "",
-    format: str = "html",
+    request: Request, store: Store, name: str, version: int, split: str = "", format: str = "html"
 ) -> Response:
     """Display splits, columns, sources, and the statistics of a split."""
     dataset = store.get_training_dataset(name, version=version)

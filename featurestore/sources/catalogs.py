@@ -16,11 +16,7 @@ from typing import Any
 
 from featurestore.delta import commits, iceberg
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import (
-    FeatureGroupNotFound,
-    InvalidArgument,
-    SourceError,
-)
+from featurestore.errors import FeatureGroupNotFound, InvalidArgument, SourceError
 from featurestore.external.reading import open_source
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -83,11 +79,7 @@ class _Changes:
 
 
 def register_groups(
-    session: Session,
-    name: str,
-    *,
-    featuregroups: str | Iterable[str] | None,
-    schema: str,
+    session: Session, name: str, *, featuregroups: str | Iterable[str] | None, schema: str
 ) -> CatalogRegistration:
     """Synchronize the tables of a catalog with feature groups.
 
@@ -229,10 +221,7 @@ def find_obstacle(
 
 
 def build_tables(
-    session: Session,
-    catalog: TableCatalog,
-    specs: Mapping[str, FeatureGroupSpec],
-    schema: str,
+    session: Session, catalog: TableCatalog, specs: Mapping[str, FeatureGroupSpec], schema: str
 ) -> list[CatalogTable]:
     """Return groups as tables; raise InvalidArgument if two groups would be one table."""
     tables: dict[str, CatalogTable] = {}
@@ -314,9 +303,7 @@ def check_owners(
 
 
 def write_tables(
-    catalog: TableCatalog,
-    tables: Sequence[CatalogTable],
-    existing: Mapping[str, TableMark | None],
+    catalog: TableCatalog, tables: Sequence[CatalogTable], existing: Mapping[str, TableMark | None]
 ) -> dict[str, tuple[str, ...]]:
     """Register and replace tables, and return their full names by action."""
     names: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}

@@ -192,13 +192,7 @@ def define_external(
         SourceTableNotFound: The table, file or column does not exist.
     """
     rows, query = build_external_rows(
-        source,
-        table=table,
-        sql=sql,
-        path=path,
-        columns=columns,
-        rename=rename,
-        snapshots=snapshots,
+        source, table=table, sql=sql, path=path, columns=columns, rename=rename, snapshots=snapshots
     )
     return rows, source_schema(session, get(session, source), query)
 

@@ -10,11 +10,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import InvalidArgument, listing
 from featurestore.external import reading
-from featurestore.model.names import (
-    RENAME,
-    check_name,
-    parse_credentials,
-)
+from featurestore.model.names import RENAME, check_name, parse_credentials
 from featurestore.model.source import (
     FOLDER_KIND,
     SourceSpec,

@@ -319,12 +319,7 @@ class TableConformance:
         commits = read_history(path)[-2::-1]
         assert [
             (commit.operation, commit.rows_in, commit.rows_out, commit.rows) for commit in commits
-        ] == [
-            ("append", 4, 0, 4),
-            ("upsert", 2, 1, 5),
-            ("delete", 0, 1, 4),
-            ("overwrite", 1, 4, 1),
-        ]
+        ] == [("append", 4, 0, 4), ("upsert", 2, 1, 5), ("delete", 0, 1, 4), ("overwrite", 1, 4, 1)]
         assert commits[0].user_metadata["run"] == "r1"
         assert commits[1].user_metadata["inputs"] == {"a": 1}
         times = [commit.timestamp for commit in commits]
@@ -343,8 +338,7 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         write(engine, path, rows_with_ids(1))
         change = PropertyChange(
-            {"featurestore.meta": '{"tags": {"a": "ü"}}'},
-            {"operation": "update", "changes": ["ü"]},
+            {"featurestore.meta": '{"tags": {"a": "ü"}}'}, {"operation": "update", "changes": ["ü"]}
         )
         version = engine.change_properties(path, lambda _: change)
         assert engine.change_properties(path, lambda _: None) is None

@@ -47,13 +47,7 @@ from featurestore.usersql.functions import (
     ValueType,
     duckdb_functions,
 )
-from featurestore.usersql.text import (
-    DIALECT,
-    parse_statement,
-    quote,
-    quoting_hint,
-    shorten_sql,
-)
+from featurestore.usersql.text import DIALECT, parse_statement, quote, quoting_hint, shorten_sql
 
 if TYPE_CHECKING:
     from sqlglot import exp

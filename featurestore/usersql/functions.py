@@ -96,12 +96,7 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
     "*": _arithmetic("*", "try_multiply"),
     # DuckDB divides a double by zero to infinity; Spark's try_divide returns null.
     "/": (
-        Function(
-            ("number", "number"),
-            "number",
-            "({0} / nullif({1}, 0))",
-            "try_divide({0}, {1})",
-        ),
+        Function(("number", "number"), "number", "({0} / nullif({1}, 0))", "try_divide({0}, {1})"),
     ),
     # With 128 bits, the smallest integer % -1 does not overflow.
     "%": (

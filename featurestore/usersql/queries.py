@@ -21,18 +21,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, did_you_mean, listing
-from featurestore.usersql.functions import (
-    CLOCK,
-    REPLACEMENTS,
-    duckdb_functions,
-)
+from featurestore.usersql.functions import CLOCK, REPLACEMENTS, duckdb_functions
 from featurestore.usersql.spark_functions import query_functions
-from featurestore.usersql.text import (
-    DIALECT,
-    parse_statement,
-    quote_keywords,
-    shorten_sql,
-)
+from featurestore.usersql.text import DIALECT, parse_statement, quote_keywords, shorten_sql
 
 if TYPE_CHECKING:
     from sqlglot import exp

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING
 from featurestore.errors import InvalidSql
 from featurestore.model.runtime import check_time
 from featurestore.usersql.spark_clauses import CallWriter
-from featurestore.usersql.spark_functions import (
-    OPERATOR_WRITERS,
-    family_is_nested,
-    ordered_hint,
-)
+from featurestore.usersql.spark_functions import OPERATOR_WRITERS, family_is_nested, ordered_hint
 from featurestore.usersql.spark_scopes import Scope
 from featurestore.usersql.text import DIALECT, quote
 from featurestore.usersql.typed_values import (

@@ -31,13 +31,7 @@ from featurestore.usersql.spark_scopes import (
     rename_columns,
 )
 from featurestore.usersql.text import DIALECT, parse_statement, quote, shorten_sql
-from featurestore.usersql.typed_values import (
-    DifferentForm,
-    DuckDBOnly,
-    DuckDBTypes,
-    Value,
-    convert,
-)
+from featurestore.usersql.typed_values import DifferentForm, DuckDBOnly, DuckDBTypes, Value, convert
 
 if TYPE_CHECKING:
     from sqlglot import exp

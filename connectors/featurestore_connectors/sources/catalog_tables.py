@@ -104,8 +104,7 @@ class CatalogSnapshot(ABC):
         """Return the table of a query, pinned at the first access."""
         if query.table is None or query.sql is not None or query.path is not None:
             raise InvalidArgument(
-                f"Invalid query of a {self.noun} source: {query}.",
-                hint="pass table='sales.orders'",
+                f"Invalid query of a {self.noun} source: {query}.", hint="pass table='sales.orders'"
             )
         if query.table not in self._open_tables:
             table = self._open_table(query.table)

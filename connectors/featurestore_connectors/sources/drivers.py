@@ -155,11 +155,7 @@ def _secret_texts(secret: str | None) -> list[str]:
 
 
 def convert_batch_errors(
-    config: SourceConfig,
-    batches: Iterator[Any],
-    *,
-    secret: str | None,
-    close: Callable[[], None],
+    config: SourceConfig, batches: Iterator[Any], *, secret: str | None, close: Callable[[], None]
 ) -> Iterator[Any]:
     """Yield batches with converted errors, and call ``close`` at the end."""
     try:

@@ -74,7 +74,7 @@ class GlueSource:
         if unknown:
             raise InvalidArgument(
                 f"Unknown options {listing(unknown)} of a Glue source. Available: "
-                f"{listing(_OPTIONS)}.",
+                f"{listing(_OPTIONS)}."
             )
         self._config = config
         self._folder = locations.chosen_folder(config)

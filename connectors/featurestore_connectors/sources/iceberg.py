@@ -36,12 +36,7 @@ from featurestore.plugins.source import (
     SourceSnapshot,
     hive_error,
 )
-from featurestore_connectors.sources import (
-    duckdb_rows,
-    iceberg_files,
-    iceberg_versions,
-    locations,
-)
+from featurestore_connectors.sources import duckdb_rows, iceberg_files, iceberg_versions, locations
 from featurestore_connectors.sources.catalog_registration import IcebergTables
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.typed_columns import schema_of, select_columns
@@ -77,7 +72,7 @@ class IcebergSource:
         if unknown:
             raise InvalidArgument(
                 f"Unknown options {listing(unknown)} of an Iceberg source. Available: "
-                f"{listing(_OPTIONS)}.",
+                f"{listing(_OPTIONS)}."
             )
         self._config = config
         self._folder = locations.chosen_folder(config)

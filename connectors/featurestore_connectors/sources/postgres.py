@@ -243,10 +243,7 @@ class PostgresSnapshot(TypedColumns):
 
     def _describe_query(self, text: str) -> pa.Schema:
         """Return the schema of a query; a savepoint protects the snapshot from query errors."""
-        with (
-            translate_errors(self._config, secret=self._secret),
-            self._open[0].cursor() as cursor,
-        ):
+        with translate_errors(self._config, secret=self._secret), self._open[0].cursor() as cursor:
             cursor.execute("SAVEPOINT described")
             try:
                 return cursor.adbc_execute_schema(text)

@@ -39,12 +39,7 @@ _PLAIN: dict[type, pa.DataType] = {
     date: pa.date32(),
 }
 # MySQL and MariaDB types without a Python type in SQLAlchemy.
-_MYSQL_TYPES = {
-    "YEAR": pa.int64(),
-    "INET4": pa.string(),
-    "INET6": pa.string(),
-    "JSON": pa.string(),
-}
+_MYSQL_TYPES = {"YEAR": pa.int64(), "INET4": pa.string(), "INET6": pa.string(), "JSON": pa.string()}
 # MySQL type codes (https://dev.mysql.com/doc/dev/mysql-server/latest/field__types_8h.html).
 _CODES: dict[int, tuple[str, pa.DataType]] = {
     1: ("TINYINT", pa.int64()),
@@ -63,11 +58,7 @@ _CODES: dict[int, tuple[str, pa.DataType]] = {
 _REFUSED_CODES = {6: "NULL", 11: "TIME", 16: "BIT", 255: "GEOMETRY"}
 _DECIMAL_CODES = (0, 246)
 _TEXT_CODES = (15, 247, 248, 249, 250, 251, 252, 253, 254)
-_CASTS = {
-    "BIT": "CAST({} AS UNSIGNED)",
-    "GEOMETRY": "ST_AsText({})",
-    "NULL": "CAST({} AS SIGNED)",
-}
+_CASTS = {"BIT": "CAST({} AS UNSIGNED)", "GEOMETRY": "ST_AsText({})", "NULL": "CAST({} AS SIGNED)"}
 BATCH_ROWS = 8192
 _SHOWN = 100
 _WRONG = (pa.ArrowException, OverflowError, TypeError, ValueError)

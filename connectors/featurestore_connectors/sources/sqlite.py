@@ -43,12 +43,7 @@ from featurestore_connectors.sources.typed_columns import (
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
 # SQLite storage classes, each with a sample value.
 _SAMPLES = {"integer": "0", "real": "0.0", "text": "''", "blob": "x''"}
-_KINDS = {
-    "integer": pa.int64(),
-    "real": pa.float64(),
-    "text": pa.string(),
-    "blob": pa.binary(),
-}
+_KINDS = {"integer": pa.int64(), "real": pa.float64(), "text": pa.string(), "blob": pa.binary()}
 _FLOAT = ("real", pa.float64())
 _BOOLEAN = ("integer", pa.bool_())
 # Declared types of numbers without a fraction: decimal(20,0), number(10).

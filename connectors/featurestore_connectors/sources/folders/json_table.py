@@ -29,10 +29,7 @@ from featurestore_connectors.sources.folders.tables import (
     text_rules,
     unreadable_file_error,
 )
-from featurestore_connectors.sources.folders.text_files import (
-    conversion_hint,
-    undecodable_line,
-)
+from featurestore_connectors.sources.folders.text_files import conversion_hint, undecodable_line
 
 _BATCH_ROWS = 16_384
 _CHUNK_BYTES = 4 << 20

@@ -284,9 +284,7 @@ class Lines:
             self.number += 1
             if len(line) == _LONGEST:
                 raise InvalidCsv(
-                    self.number,
-                    f"the line has {_LONGEST} characters or more",
-                    has_quotes=False,
+                    self.number, f"the line has {_LONGEST} characters or more", has_quotes=False
                 )
             # Arrow's parser also omits a byte order mark, which the decoder keeps if the name of the
             # encoding has a byte order.

@@ -105,6 +105,7 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 
 if TYPE_CHECKING:
+    from featurestore.model.source import SourceRead
     from featurestore.plugins.engine import Engine, Relation
 
 _BATCH_ROWS = 65_536
@@ -167,6 +168,44 @@ def open_relation(
             yield relation
     finally:
         engine.release(relation)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a dataframe argument, and what is known about them before they are read.
+
+    Attributes:
+        relation: The rows, with feature types.
+        count: The number of rows; None for a possible stream.
+        library: The kind of dataframe, for code in hints.
+        is_checked: Whether the ranges of times and the sizes of cells are checked during ingestion.
+        plan: The retrieval plan of a frame of the store, as JSON.
+        inputs: The lineage inputs of a frame of the store.
+        reads: The reads of registered sources, complete after the rows were read.
+    """
+
+    relation: Relation
+    count: int | None = None
+    library: str = "pandas"
+    is_checked: bool = False
+    plan: Mapping[str, Any] | None = None
+    inputs: tuple[Mapping[str, Any], ...] = ()
+    reads: Sequence[SourceRead] | None = None
+
+
+@contextmanager
+def open_rows(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Rows]:
+    """Provide a dataframe argument as rows within a context; the arguments are as in ``open_relation``."""
+    count, is_checked = count_known_rows(df), not can_be_native(df)
+    plan, inputs, reads = None, (), None
+    # A FeatureFrame; columns of other dataframes may have these names.
+    if hasattr(type(df), "relation") and hasattr(type(df), "inputs"):
+        frame: Any = df
+        plan = None if frame.plan is None else frame.plan.to_json()
+        inputs, reads = frame.inputs, frame.reads
+    df, library = peek_language(df)
+    with open_relation(df, engine=engine, like=like) as relation:
+        yield Rows(relation, count, library, is_checked, plan, inputs, reads)
 
 
 def can_be_native(df: object) -> bool:

@@ -16,7 +16,8 @@ from featurestore.arrow.types import describe
 from featurestore.delta import commits
 from featurestore.featuregroups.table import OpenGroup, history, open_group, resolve
 from featurestore.model import display
-from featurestore.model.arguments import missing_member_error, suggest_arguments
+from featurestore.model.arguments import suggest_arguments
+from featurestore.model.suggestions import missing_member_error
 from featurestore.model.times import format_ttl
 from featurestore.progress import show_progress
 from featurestore.registry import featuregroups

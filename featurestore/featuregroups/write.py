@@ -74,8 +74,8 @@ from featurestore.model.group_options import GroupOptions, check_primary_key
 from featurestore.model.names import check_name
 from featurestore.model.paths import parse_version_directory
 from featurestore.model.source import SourceRead
+from featurestore.model.suggestions import SIMILAR_VALUES
 from featurestore.model.validation import ValidationReport
-from featurestore.model.words import SIMILAR_VALUES
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.recovery import claims, groups
 from featurestore.recovery.in_flight import InFlight, in_flight

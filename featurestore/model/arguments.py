@@ -17,17 +17,20 @@ from datetime import timedelta
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
+from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.lists import as_list
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
     OutOfRange,
-    UnknownArgument,
-    did_you_mean,
-    listing,
 )
-from featurestore.model.encodable import check_encodable
-from featurestore.model.words import ALIASES, EQUAL_VALUES, REPLACEMENTS, translate
+from featurestore.model.suggestions import (
+    EQUAL_VALUES,
+    argument_error,
+    check_types,
+    short_repr,
+    translate,
+)
 
 _INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
 
@@ -48,9 +51,6 @@ COUNTS: Mapping[str, tuple[int, int]] = {
 _LISTS = re.compile(r"\b(Sequence|Columns|Windows|JoinKey)\b")
 _NAMES = re.compile(r"(?P<name>str \| |)(Sequence\[str\]|(?P<alias>Columns))( \| None)?")
 
-# The annotation of a dict, without other types.
-_MAPPING = re.compile(r"(Mapping|dict)\[[^]]*\]+")
-
 # Examples of arguments whose items are not columns.
 _LIST_EXAMPLES = {
     "alert": "['ops']",
@@ -69,16 +69,6 @@ _PATH_EXAMPLES = {
     "module_or_path": "jobs.py",
 }
 
-_DICT_EXAMPLES = {
-    "environment": "{'OMP_NUM_THREADS': '2'}",
-    "input_times": "{'trips': 'left_at'}",
-    "inputs": "{'trips': 'trips'}",
-    "metrics": "{'late_share': 'avg(late)'}",
-    "storage_options": "{'aws_region': 'eu-central-1'}",
-    "tags": "{'team': 'traffic'}",
-    "versions": "{'weather': 1}",
-}
-
 # Positions of warnings that are issued once.
 _warned_positions: set[tuple[type[Warning], str, int]] = set()
 
@@ -88,12 +78,6 @@ _STRING = re.compile(r"\bstr\b")
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
-
-# The members of a FeatureFrame that completion and hints list.
-FRAME_MEMBERS = (
-    "columns", "count", "coverage", "drop", "filter", "head", "sample", "schema", "select", "show",
-    "to_arrow", "to_batches", "to_numpy", "to_pandas", "to_polars", "to_spark",
-)  # fmt: skip
 
 
 def with_suggestions(function: F) -> F:
@@ -113,15 +97,15 @@ def with_suggestions(function: F) -> F:
         except FeatureStoreError:
             raise
         except (AttributeError, ValueError) as error:
-            _check_types(function, args, kwargs, error)
+            check_types(function, args, kwargs, error)
             raise
         except TypeError as error:
             # Only a TypeError of the call itself has no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                _check_types(function, args, kwargs, error)
+                check_types(function, args, kwargs, error)
                 raise
             # The new error contains the facts of Python's message.
-            raise _argument_error(function, args, kwargs, error) from None
+            raise argument_error(function, args, kwargs, error) from None
 
     return call  # type: ignore[return-value]
 
@@ -148,6 +132,41 @@ def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
+def check_encodable(argument: str, value: object) -> object:
+    r"""Return the value of an argument if UTF-8 can encode its strings.
+
+    JSON and Python strings may contain a lone surrogate, half of a UTF-16 pair, which no file and
+    no database can store. Strings in dicts and lists are checked, too.
+
+    Raises:
+        InvalidArgument: The message shows the string with an escape.
+
+    >>> check_encodable("tags", {"team": "web"})
+    {'team': 'web'}
+    >>> check_encodable("description", "cat" + chr(0xD800))
+    Traceback (most recent call last):
+        ...
+    featurestore.errors.InvalidArgument: description= contains 'cat\ud800', which UTF-8 cannot encode.
+    Hint: 'cat\ud800'.encode('utf-8', 'replace').decode()
+    """
+    if isinstance(value, str):
+        if not is_utf8_string(value):
+            start = next(index for index, letter in enumerate(value) if not is_utf8_string(letter))
+            shown = ascii(value[max(0, start - 20) : start + 20])
+            raise InvalidArgument(
+                f"{argument}= contains {shown}, which UTF-8 cannot encode.",
+                hint=f"{shown}.encode('utf-8', 'replace').decode()",
+            )
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            check_encodable(argument, key)
+            check_encodable(argument, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_encodable(argument, item)
+    return value
+
+
 def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int = MAX_INT64) -> int:
     """Return a Python or NumPy integer as an int if it is within the range.
 
@@ -166,12 +185,12 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidArgument(
-            f"{argument}={_short_repr(value)} is not an integer.",
+            f"{argument}={short_repr(value)} is not an integer.",
             hint=f"{argument}={max(minimum, 1)}",
         ) from error
     if not minimum <= number <= maximum:
         raise OutOfRange(
-            f"{argument}={_short_repr(number)} is not between {minimum} and {maximum}.",
+            f"{argument}={short_repr(number)} is not between {minimum} and {maximum}.",
             hint=f"{argument}={minimum if number < minimum else maximum}",
         )
     return number
@@ -301,7 +320,7 @@ def _parse_list(value: object, parameter: inspect.Parameter) -> object:
     if not is_valid:
         example = _LIST_EXAMPLES.get(parameter.name, "['id']")
         raise InvalidArgument(
-            f"{parameter.name}={_short_repr(value)} is not a list of names.",
+            f"{parameter.name}={short_repr(value)} is not a list of names.",
             hint=f"{parameter.name}={example}",
         )
     return value if items is None else items
@@ -384,121 +403,6 @@ def _checked_path(value: object, *, parameter: inspect.Parameter) -> object:
     if not isinstance(path, str) or not path.strip() or "\0" in path:
         example = _PATH_EXAMPLES.get(name, "my-folder")
         raise InvalidArgument(
-            f"{name}={_short_repr(value)} is not a path.", hint=f"{name}={example!r}"
+            f"{name}={short_repr(value)} is not a path.", hint=f"{name}={example!r}"
         )
     return value
-
-
-def _check_types(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
-) -> None:
-    """Check the strings and dicts of a call that failed with an error of Python.
-
-    Raises:
-        InvalidArgument: An argument has another type.
-    """
-    signature = inspect.signature(function)
-    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-        annotation = str(signature.parameters[name].annotation)
-        kind = annotation.removesuffix(" | None")
-        if value is None and kind != annotation:
-            continue
-        if kind == "str" and not isinstance(value, str):
-            expected, example = "a string", "'...'"
-        elif _MAPPING.fullmatch(kind) and not isinstance(value, Mapping):
-            expected, example = "a dict", _DICT_EXAMPLES.get(name, "{}")
-        else:
-            continue
-        raise InvalidArgument(
-            f"{function.__name__}({name}={_short_repr(value)}): {name} is {expected}, not "
-            f"{type(value).__name__}.",
-            hint=f"{name}={example}",
-        ) from error
-
-
-def _argument_error(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    error: TypeError,
-) -> UnknownArgument:
-    """Return the error for call arguments that do not match the signature."""
-    parameters = dict(inspect.signature(function).parameters)
-    for receiver in ("self", "cls"):
-        if receiver in parameters:
-            del parameters[receiver]
-            # The first argument of a method is its object, which the caller does not write.
-            args = args[1:]
-    name = function.__name__
-    positional, keyword = [], []
-    for parameter in parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            keyword.append(parameter.name)
-        else:
-            positional.append(parameter.name)
-    accepted_names = [*positional, *keyword]
-    unknown = [parameter for parameter in kwargs if parameter not in accepted_names]
-    if unknown:
-        suggestions = [_suggest_replacement(parameter, accepted_names) for parameter in unknown]
-        return UnknownArgument(
-            f"{name}() has no argument {listing(unknown)}.",
-            hint="; ".join(dict.fromkeys(suggestions)),
-        )
-    if len(args) > len(positional):
-        return _too_many_arguments_error(name, args, positional, keyword)
-    missing_names = []
-    for parameter in parameters.values():
-        is_passed = parameter.name in kwargs or parameter.name in positional[: len(args)]
-        if parameter.default is inspect.Parameter.empty and not is_passed:
-            missing_names.append(parameter.name)
-    if missing_names:
-        required = [f"{each}=..." for each in missing_names if each in keyword]
-        more = required or (["..."] if keyword else [])
-        return UnknownArgument(
-            f"{name}() needs {listing(missing_names)}.",
-            hint=f"{name}({', '.join([*positional, *more])})",
-        )
-    # Python's message names the argument.
-    return UnknownArgument(f"{name}() got an argument twice: {error}.")
-
-
-def _suggest_replacement(name: str, accepted_names: Sequence[str]) -> str:
-    """Return the suggested replacement for an unknown argument."""
-    if name in REPLACEMENTS:
-        return f"{name}: {REPLACEMENTS[name]}"
-    for alias in ALIASES.get(name, ()):
-        if alias in accepted_names:
-            return f"use {alias}= instead of {name}="
-    return (
-        did_you_mean(name, accepted_names, write="{}=", most=1)
-        or f"available arguments: {listing(accepted_names, limit=40)}"
-    )
-
-
-def _too_many_arguments_error(
-    name: str, args: Sequence[Any], positional: Sequence[str], keyword: Sequence[str]
-) -> UnknownArgument:
-    """Return the error for too many positional arguments."""
-    hint = "it has no other arguments"
-    if keyword:
-        examples = [f"{word}=..." for word in keyword[: len(args) - len(positional)]]
-        hint = (
-            f"pass other arguments by name, for example {', '.join(examples)}; "
-            f"available: {listing(keyword, limit=40)}"
-        )
-    return UnknownArgument(
-        f"{name}() got {len(args)} positional arguments. Allowed: {listing(positional)}.", hint=hint
-    )
-
-
-def _short_repr(value: object) -> str:
-    # Python refuses to format integers of more than 4,300 digits.
-    if isinstance(value, int) and abs(value) > 10**40:
-        return f"<an integer of {value.bit_length()} bits>"
-    return " ".join(repr(value).split())[:80]
-
-
-def missing_member_error(owner: object, name: str, frame: str) -> AttributeError:
-    """Return the error for an unknown attribute; ``frame`` is the call that returns the rows."""
-    hint = f"\nHint: {frame}.{name}" if name in FRAME_MEMBERS else ""
-    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{hint}")

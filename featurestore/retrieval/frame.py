@@ -17,10 +17,11 @@ from featurestore.arrow.lists import as_list
 from featurestore.arrow.types import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.external import find_live_sources, keep_rows
-from featurestore.model.arguments import FRAME_MEMBERS, suggest_arguments
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.runtime import forked_process_error
 from featurestore.model.source import SourceRead, SourceReads
+from featurestore.model.suggestions import FRAME_MEMBERS
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.progress import show_progress

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from featurestore import _current
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model import display
-from featurestore.model.arguments import missing_member_error, suggest_arguments
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.manifest import Manifest, format_source
 from featurestore.model.roles import DatasetRoles
+from featurestore.model.suggestions import missing_member_error
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.progress import show_progress
 from featurestore.storage import files, storage_for

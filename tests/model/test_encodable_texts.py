@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.errors import InvalidArgument
-from featurestore.model.encodable import check_encodable
+from featurestore.model.arguments import check_encodable
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=5)
 VALUES = st.recursive(

@@ -21,8 +21,8 @@ from featurestore.errors import (
     UnknownArgument,
 )
 from featurestore.model.arguments import with_suggestions
+from featurestore.model.suggestions import ALIASES, EQUAL_VALUES, REPLACEMENTS, SIMILAR_VALUES
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.words import ALIASES, EQUAL_VALUES, REPLACEMENTS, SIMILAR_VALUES
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.conversions import PANDAS, SPARK, suggest_replacement
 

@@ -45,6 +45,7 @@ from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.project import ProjectPlan
+from featurestore.model.requests import JoinKey
 from featurestore.model.requests import TimeSplit as TimeSplit
 from featurestore.model.source import SourceReport, SourceSpec
 from featurestore.model.source import source as source
@@ -62,7 +63,6 @@ from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame as FeatureFrame
 from featurestore.retrieval import LeakReport
-from featurestore.retrieval.resolve import JoinKey
 from featurestore.serving.publication import Publication
 from featurestore.serving.purge import PurgeReport
 from featurestore.sources import SourceFrame

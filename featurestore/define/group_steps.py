@@ -14,7 +14,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.fitting import can_widen
 from featurestore.define.definitions import Definition, GroupContent
-from featurestore.define.steps import DRAFT_TABLE, Draft, Step
+from featurestore.define.steps import DRAFT_TABLE, Draft, ProjectStep
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import DefinitionMismatch
@@ -55,7 +55,7 @@ class Evolution:
         return replace(definition.with_fields_of(self.spec), meta=self.meta)
 
 
-def compare_group(draft: Draft, definition: Definition, position: str) -> Step | None:
+def compare_group(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
     """Return the step that creates a feature group, or changes it in place.
 
     Raises:
@@ -89,12 +89,12 @@ def compare_group(draft: Draft, definition: Definition, position: str) -> Step |
         details=tuple(details),
         position=position,
     )
-    return Step(change, lambda session: evolve(session, evolution))
+    return ProjectStep(change, lambda session: evolve(session, evolution))
 
 
 def plan_creation(
     draft: Draft, definition: Definition, content: GroupContent, position: str
-) -> Step:
+) -> ProjectStep:
     """Return the step that creates a version of a group without rows."""
     name = definition.name
     version = content.version or next_version(draft.session, name)
@@ -128,7 +128,7 @@ def plan_creation(
             write=write,
         )
 
-    return Step(change, run)
+    return ProjectStep(change, run)
 
 
 def find_evolution(group: OpenGroup, content: GroupContent, *, next_version: int) -> Evolution:

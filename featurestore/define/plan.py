@@ -16,14 +16,14 @@ from featurestore.define.definitions import Definition, GroupContent, JobContent
 from featurestore.define.group_steps import compare_group
 from featurestore.define.loading import Project, Refusal, load_project, refuse
 from featurestore.define.removal import plan_removals
-from featurestore.define.source_reads import read_sources
 from featurestore.define.steps import (
     Draft,
-    Step,
+    ProjectStep,
     compare_channel,
     compare_job,
     compare_source,
     compare_view,
+    read_sources,
 )
 from featurestore.errors import (
     DefinitionMismatch,
@@ -50,7 +50,7 @@ from featurestore.registry.projects import OwnerMark, draft
 from featurestore.session import Session
 
 _PROJECT_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_COMPARISONS: Mapping[str, Callable[[Draft, Definition, str], Step | None]] = {
+_COMPARISONS: Mapping[str, Callable[[Draft, Definition, str], ProjectStep | None]] = {
     SOURCE: compare_source,
     CHANNEL: compare_channel,
     GROUP: compare_group,
@@ -64,8 +64,8 @@ class Planned:
     """A plan with the functions that apply it, and marks of objects that no longer exist."""
 
     project: str
-    steps: tuple[Step, ...]
-    removals: tuple[Step, ...]
+    steps: tuple[ProjectStep, ...]
+    removals: tuple[ProjectStep, ...]
     stale_marks: tuple[OwnerMark, ...]
 
     @property

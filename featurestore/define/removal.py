@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.alerts.channels import remove_channel
 from featurestore.define.loading import Refusal, refuse
-from featurestore.define.steps import Step
+from featurestore.define.steps import ProjectStep
 from featurestore.featuregroups.maintenance import delete_group
 from featurestore.jobs.removal import remove_job
 from featurestore.model.job import JobSpec
@@ -33,7 +33,7 @@ from featurestore.sources import registration
 from featurestore.views import definition as views
 
 
-def plan_removals(session: Session, marks: Collection[OwnerMark]) -> list[Step]:
+def plan_removals(session: Session, marks: Collection[OwnerMark]) -> list[ProjectStep]:
     """Return the steps that remove objects, in order, without those that no longer exist."""
     steps = []
     removed = set(marks)
@@ -59,7 +59,7 @@ def exists(session: Session, mark: OwnerMark) -> bool:
         return mark.name in [channel.name for channel in alerts.channels(connection)]
 
 
-def plan_removal(session: Session, mark: OwnerMark, removed: Collection[OwnerMark]) -> Step:
+def plan_removal(session: Session, mark: OwnerMark, removed: Collection[OwnerMark]) -> ProjectStep:
     """Return the step that removes one object."""
     with session.registry.reading() as connection:
         breaks = tuple(_BREAKS[mark.kind](connection, mark, removed))
@@ -74,7 +74,7 @@ def plan_removal(session: Session, mark: OwnerMark, removed: Collection[OwnerMar
         breaks=breaks,
         blockers=blockers,
     )
-    return Step(change, lambda store: _REMOVALS[mark.kind](store, mark))
+    return ProjectStep(change, lambda store: _REMOVALS[mark.kind](store, mark))
 
 
 # -- consequences ---------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ _BREAKS: Mapping[str, Callable[[Connection, OwnerMark, Collection[OwnerMark]], I
 }
 
 
-def check_blockers(steps: Sequence[Step]) -> None:
+def check_blockers(steps: Sequence[ProjectStep]) -> None:
     """Raise an error if an object cannot be removed, because others read it."""
     refusals = [
         Refusal(str(step.change), f"{', '.join(step.change.blockers)} must be removed before")

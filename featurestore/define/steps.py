@@ -7,14 +7,16 @@ definitions can refer to them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from featurestore.alerts.channels import add_channel
-from featurestore.define.definitions import Definition, JobContent, ViewContent
-from featurestore.define.source_reads import SourceReads
-from featurestore.errors import FeatureGroupNotFound
+from featurestore.define.definitions import Definition, GroupContent, JobContent, ViewContent
+from featurestore.define.loading import Project
+from featurestore.errors import FeatureGroupNotFound, FeatureStoreError
 from featurestore.external.reading import build_source
 from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.registration import (
@@ -29,16 +31,107 @@ from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.alert import Channel
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.plan import Source
-from featurestore.model.project import PlannedChange
+from featurestore.model.project import SOURCE, PlannedChange
+from featurestore.model.requests import RowsRequest
 from featurestore.model.source import SourceSpec
-from featurestore.registry import alerts, jobs, sources
+from featurestore.plugins.source import SourceQuery
+from featurestore.registry import alerts, featuregroups, jobs, projects, sources
 from featurestore.registry.artifacts import feature_views
 from featurestore.retrieval.catalog import Pins, RegisteredSpecs
 from featurestore.retrieval.view_rows import retrieve_rows
 from featurestore.session import Session
 from featurestore.sources import registration
-from featurestore.streams import check_stream_definition
+from featurestore.sources.frame import source_schema
+from featurestore.streams import check_stream_definition, check_topic
 from featurestore.views import definition as views
+
+
+@dataclass(frozen=True)
+class SourceLookups:
+    """The columns that queries of sources have, and the topics that exist, or their errors."""
+
+    columns: Mapping[tuple[str, str], pa.Schema | FeatureStoreError]
+    topics: Mapping[tuple[str, str], FeatureStoreError | None]
+
+    def schema(self, session: Session, source: SourceSpec, query: SourceQuery) -> pa.Schema:
+        """Return the columns of a query."""
+        key = (source.name, query.hash)
+        # Another process may have deleted the group since the sources were read.
+        if key not in self.columns:
+            return source_schema(session, source, query)
+        columns = self.columns[key]
+        if isinstance(columns, FeatureStoreError):
+            raise columns
+        return columns
+
+    def check_topic(self, session: Session, source: str, topic: str) -> None:
+        """Raise an error if a topic does not exist."""
+        if (source, topic) not in self.topics:
+            check_topic(session, registration.get(session, source), topic)
+            return
+        error = self.topics[source, topic]
+        if error is not None:
+            raise error
+
+
+def read_sources(session: Session, loaded: Project, project: str) -> SourceLookups:
+    """Read what the definitions of new external groups and changed stream jobs refer to."""
+    columns: dict[tuple[str, str], pa.Schema | FeatureStoreError] = {}
+    topics: dict[tuple[str, str], FeatureStoreError | None] = {}
+    usable = find_usable_sources(session, loaded, project)
+    for definition in loaded.definitions:
+        content = definition.content
+        if isinstance(content, GroupContent) and content.declared.external is not None:
+            source = usable.get(content.declared.external.source)
+            query = content.query
+            if source is None or query is None or _is_registered(session, definition):
+                continue
+            try:
+                columns[source.name, query.hash] = source_schema(session, source, query)
+            except FeatureStoreError as error:
+                columns[source.name, query.hash] = error
+        elif isinstance(content, JobContent) and content.job.spec.stream is not None:
+            stream = content.job.spec.stream
+            source = usable.get(stream.source)
+            if source is None or _is_registered(session, definition):
+                continue
+            try:
+                check_topic(session, source, stream.topic)
+                topics[source.name, stream.topic] = None
+            except FeatureStoreError as error:
+                topics[source.name, stream.topic] = error
+    return SourceLookups(columns, topics)
+
+
+def find_usable_sources(session: Session, loaded: Project, project: str) -> dict[str, SourceSpec]:
+    """Return the sources by name as they will be after the plan, without refused definitions."""
+    with session.registry.reading() as connection:
+        usable = {spec.name: spec for spec in sources.list_all(connection)}
+        owners = {name: projects.owner(connection, SOURCE, name) for name in usable}
+    for definition in loaded.definitions:
+        spec = definition.content
+        if not isinstance(spec, SourceSpec) or owners.get(spec.name) not in (None, project):
+            continue
+        try:
+            # This checks the URI and the options. The draft raises the error.
+            build_source(session, spec)
+        except FeatureStoreError:
+            continue
+        registration.grant_source(session, spec)
+        usable[spec.name] = spec
+    return usable
+
+
+def _is_registered(session: Session, definition: Definition) -> bool:
+    """Return whether a group, or a job with the same definition, is registered."""
+    content = definition.content
+    with session.registry.reading() as connection:
+        if isinstance(content, JobContent):
+            job = jobs.find(connection, definition.name)
+            return job is not None and job.spec.hash == content.job.spec.hash
+        assert isinstance(content, GroupContent)
+        return featuregroups.find(connection, definition.name, content.version) is not None
+
 
 # The table id of groups that exist only in a draft.
 DRAFT_TABLE = "draft"
@@ -47,7 +140,7 @@ _LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True)
-class Step:
+class ProjectStep:
     """A planned change, and the function that applies it to the store."""
 
     change: PlannedChange
@@ -63,11 +156,11 @@ class Draft:
 
     session: Session
     job_targets: Collection[str]
-    reads: SourceReads
+    reads: SourceLookups
     registration: Registration
 
 
-def compare_source(draft: Draft, definition: Definition, position: str) -> Step | None:
+def compare_source(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
     """Return the step that registers a source, or replaces its registration."""
     spec = definition.content
     assert isinstance(spec, SourceSpec)
@@ -83,10 +176,10 @@ def compare_source(draft: Draft, definition: Definition, position: str) -> Step 
         sources.add(connection, spec)
     details = [] if earlier is None else describe_differences(earlier.to_json(), spec.to_json())
     change = _change(definition, earlier is None, details, position)
-    return Step(change, lambda session: registration.put(session, spec))
+    return ProjectStep(change, lambda session: registration.put(session, spec))
 
 
-def compare_channel(draft: Draft, definition: Definition, position: str) -> Step | None:
+def compare_channel(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
     """Return the step that adds an alert channel, or replaces it."""
     channel = definition.content
     assert isinstance(channel, Channel)
@@ -99,13 +192,13 @@ def compare_channel(draft: Draft, definition: Definition, position: str) -> Step
     # Addresses of channels may contain tokens, so they are not printed.
     details = [] if earlier is None else ["another address or secret"]
     change = _change(definition, earlier is None, details, position)
-    return Step(
+    return ProjectStep(
         change,
         lambda session: add_channel(session, channel.name, channel.uri, secret=channel.secret),
     )
 
 
-def compare_view(draft: Draft, definition: Definition, position: str) -> Step | None:
+def compare_view(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
     """Return the step that creates the next version of a feature view."""
     content = definition.content
     assert isinstance(content, ViewContent)
@@ -134,14 +227,14 @@ def compare_view(draft: Draft, definition: Definition, position: str) -> Step | 
     with draft.session.registry.transaction() as connection:
         feature_views.add(connection, replace(spec, version=version))
     change = _change(definition, not versions, details, position, version=version)
-    return Step(change, lambda session: views.create(session, spec, version=version))
+    return ProjectStep(change, lambda session: views.create(session, spec, version=version))
 
 
 def check_view_rows(draft: Draft, spec: FeatureViewSpec) -> None:
     """Check the joins and the label of a view, also over groups that exist only in the draft."""
     if spec.labels is None:
         return
-    rows = retrieve_rows(draft.session, spec, pins=DraftPins(draft.session))
+    rows = retrieve_rows(draft.session, spec, RowsRequest(), pins=DraftPins(draft.session))
     views.check_label(spec, rows.columns)
 
 
@@ -174,7 +267,7 @@ def comparable_view(spec: FeatureViewSpec) -> dict[str, Any]:
     return comparable
 
 
-def compare_job(draft: Draft, definition: Definition, position: str) -> Step | None:
+def compare_job(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
     """Return the step that registers a job, or its next version."""
     content = definition.content
     assert isinstance(content, JobContent)
@@ -204,7 +297,7 @@ def compare_job(draft: Draft, definition: Definition, position: str) -> Step | N
         details = describe_differences(earlier.spec.to_json(), spec.to_json())
     details += job.changes
     change = _change(definition, earlier is None, details, position)
-    return Step(
+    return ProjectStep(
         change, lambda store: register_job(store, spec, content.file, registration=registration)
     )
 

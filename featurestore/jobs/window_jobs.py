@@ -28,13 +28,13 @@ from featurestore.model.failure_action import OnFailure
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec, OnError, WindowJob, input_name
 from featurestore.model.names import FeatureReference, check_name, format_group_reference
-from featurestore.model.requests import FeatureJobRequest
+from featurestore.model.requests import FeatureJobRequest, RetrievalRequest
 from featurestore.model.times import Window, format_duration, from_micros, parse_duration
 from featurestore.model.window_features import WindowFeature, parse_window, stored_fill_value
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.retrieval import FeatureFrame, get_features
 from featurestore.retrieval.catalog import Pins, RegisteredSpecs
-from featurestore.retrieval.planner import LabelSide, RetrievalOptions
+from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import Feature, Specs, find_spec, resolve
 from featurestore.retrieval.windows import plan_windows
 from featurestore.session import Session
@@ -318,16 +318,17 @@ def check_window_job(
         return
     group_specs = RegisteredSpecs(session)
     features: list[tuple[Feature, WindowFeature]] = []
-    for window in WindowJob.from_spec(spec).windows:
+    job = WindowJob.from_spec(spec)
+    for window in job.windows:
         group = str(window.reference.group)
         if group in future_groups and group not in group_specs:
             continue
         features.append((resolve(str(window.reference), specs=group_specs)[0], window))
     if features:
         label_side = LabelSide(_label_schema(spec, [feature.spec for feature, _ in features]))
-        options = RetrievalOptions(label_time=spec.event_time)
+        request = RetrievalRequest(features=job.windows, label_time=spec.event_time)
         source = (pins or Pins(session, group_specs)).source
-        plan_windows(features, labels=label_side, options=options, source=source)
+        plan_windows(features, request, labels=label_side, source=source)
 
 
 @dataclass(frozen=True)
@@ -366,13 +367,12 @@ class WindowRows:
         # window.
         counts = job.presence(times)
         labels = self._build_labels(job, instants)
-        frame = get_features(
-            self.session,
-            [*features, *counts],
+        request = RetrievalRequest(
+            features=[*features, *counts],
             labels=FeatureFrame(self.session, labels),
             label_time=self.spec.event_time,
-            pins=pins,
         )
+        frame = get_features(self.session, request, pins=pins)
         column_names = [*labels.schema.names, *[each.name for each in features]]
         has_rows = " or ".join([f"{each.name} > 0" for each in counts])
         return frame.filter(has_rows).select(*column_names).relation

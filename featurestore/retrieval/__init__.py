@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
     from featurestore.retrieval.features import (
         explain_features,
-        get_feature,
         get_features,
         query_frame,
     )
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from featurestore.retrieval.window_rows import WindowExplanation, explain_window
 
 __all__ = [
-    "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert",
+    "FeatureFrame", "get_features", "explain_features", "run", "convert",
     "check_dataframe_type", "explain_value", "explain_window", "Explanation", "ExplainedRow",
     "WindowExplanation", "check_leakage",
     "LeakReport", "Leak", "query_frame", "CoverageReport", "CoverageWarning", "GroupCoverage",
@@ -38,7 +37,7 @@ _EXPORTS = {
     "run": "execution",
     **dict.fromkeys(("CoverageReport", "GroupCoverage"), "coverage"),
     **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
-    **dict.fromkeys(("explain_features", "get_feature", "get_features", "query_frame"), "features"),
+    **dict.fromkeys(("explain_features", "get_features", "query_frame"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),
     **dict.fromkeys(("WindowExplanation", "explain_window"), "window_rows"),
     **dict.fromkeys(("Leak", "LeakReport", "check_leakage"), "leakage"),

@@ -20,12 +20,11 @@ from featurestore.external import LiveSource, check_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import Source
+from featurestore.model.requests import AsOf
 from featurestore.model.times import parse_moment
 from featurestore.registry import featuregroups
 from featurestore.retrieval.resolve import Specs
 from featurestore.session import Session
-
-AsOfArgument = datetime | str | Mapping[str, int | datetime | str]
 
 
 class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
@@ -110,9 +109,7 @@ class Pins:
     Each group is pinned once, so that all steps of a plan read the same version.
     """
 
-    def __init__(
-        self, session: Session, specs: Specs, *, as_of: AsOfArgument | None = None
-    ) -> None:
+    def __init__(self, session: Session, specs: Specs, *, as_of: AsOf | None = None) -> None:
         self._session = session
         self._specs = specs
         self._sources: dict[tuple[str, int], Source] = {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,12 +16,14 @@ from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
 from featurestore.arrow.values import to_scalar
 from featurestore.errors import InvalidArgument, InvalidName, InvalidReference, InvalidSql, listing
 from featurestore.model.arguments import warn_caller
+from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
-from featurestore.model.plan import FeaturePlan, JoinKind, QuerySource, Source, build_query_plan
+from featurestore.model.plan import FeaturePlan, QuerySource, Source, build_query_plan
+from featurestore.model.requests import AsOf, RequestedFeature, RetrievalRequest
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.window_features import WindowFeature, parse_window
-from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
+from featurestore.retrieval.catalog import Pins, RegisteredSpecs
 from featurestore.retrieval.checks import check_ties, check_unique
 from featurestore.retrieval.execution import add_on_demand_features, run_query
 from featurestore.retrieval.frame import FeatureFrame
@@ -29,15 +31,12 @@ from featurestore.retrieval.labels import LabelInput, open_labels
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
-    LabelTime,
-    RetrievalOptions,
     plan_with_labels,
     plan_without_labels,
     reorder_columns,
 )
 from featurestore.retrieval.resolve import (
     Feature,
-    JoinKey,
     Specs,
     find_spec,
     join_key_types,
@@ -48,32 +47,18 @@ from featurestore.retrieval.windows import matched_spec, plan_windows
 from featurestore.session import Session
 from featurestore.usersql.text import shorten_sql
 
-# Feature references, aggregates from ``window(...)`` or strings, and on-demand features.
-RequestedFeatures = (
-    str | WindowFeature | OnDemandFeature | Sequence[str | WindowFeature | OnDemandFeature]
-)
-
 
 def get_features(
     session: Session,
-    features: RequestedFeatures,
+    request: RetrievalRequest,
     *,
-    labels: object | None = None,
-    label_time: LabelTime | None = None,
-    versions: Mapping[str, int] | None = None,
-    join_key: JoinKey | None = None,
-    join: JoinKind = "left",
-    as_of: AsOfArgument | None = None,
-    include_keys: bool = False,
-    created_time_filter: bool = True,
     pins: Pins | None = None,
     label_types: Mapping[str, pa.DataType] | None = None,
 ) -> FeatureFrame:
     """Return the features as a lazy frame: one row per label row, each as of the label's time.
 
-    See ``FeatureStore.get_features`` for the arguments. ``pins`` of an earlier call make both calls
-    read the same versions; ``as_of`` is then ignored. ``label_types`` are the types of untyped label
-    columns that are not joined with a key.
+    ``pins`` of an earlier call make both calls read the same versions; ``as_of`` is then ignored.
+    ``label_types`` are the types of untyped label columns that are not joined with a key.
 
     Raises:
         FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference is unknown or
@@ -82,23 +67,8 @@ def get_features(
         LabelTimeRequired: The time column of the labels is ambiguous or missing.
         ColumnConflict: Two columns of the result would have the same name.
     """
-    options = RetrievalOptions(
-        label_time=label_time,
-        join_key=join_key,
-        how=join,
-        include_keys=include_keys,
-        created_time_filter=created_time_filter,
-    )
-    active_pins = pins or Pins(session, RegisteredSpecs(session), as_of=as_of)
-    plan, label_input = _plan(
-        session,
-        features,
-        labels=labels,
-        versions=versions,
-        options=options,
-        pins=active_pins,
-        label_types=label_types or {},
-    )
+    active_pins = pins or Pins(session, RegisteredSpecs(session), as_of=request.as_of)
+    plan, label_input = _plan(session, request, pins=active_pins, label_types=label_types or {})
     # The caller checks its pins after all steps, since each step reads only some of the groups.
     if pins is None:
         active_pins.check_used()
@@ -110,72 +80,34 @@ def get_features(
     return FeatureFrame.planned(session, plan, labels=label_input.relation, reads=label_input.reads)
 
 
-def get_feature(session: Session, feature: str) -> FeatureFrame:
-    """Return a frame with a single feature column, which has all rows of the group."""
-    if not isinstance(feature, str):
-        raise InvalidArgument(
-            f"get_feature accepts a single reference, not {feature!r}.",
-            hint="get_features([...]) accepts several references",
-        )
-    return get_features(session, [feature])
+def explain_features(session: Session, request: RetrievalRequest) -> FeaturePlan:
+    """Return the plan that ``get_features`` would run; only logs are read.
 
-
-def explain_features(
-    session: Session,
-    features: RequestedFeatures,
-    *,
-    labels: object | None = None,
-    label_time: LabelTime | None = None,
-    versions: Mapping[str, int] | None = None,
-    join_key: JoinKey | None = None,
-    join: JoinKind = "left",
-    as_of: AsOfArgument | None = None,
-    include_keys: bool = False,
-    created_time_filter: bool = True,
-) -> FeaturePlan:
-    """Return the plan that ``get_features`` would run with these arguments.
-
-    Only logs are read. ``str(plan)`` describes the plan.
+    ``str(plan)`` describes the plan.
     """
-    frame = get_features(
-        session,
-        features,
-        labels=labels,
-        label_time=label_time,
-        versions=versions,
-        join_key=join_key,
-        join=join,
-        as_of=as_of,
-        include_keys=include_keys,
-        created_time_filter=created_time_filter,
-    )
-    if frame.plan is None:
+    plan = get_features(session, request).plan
+    if plan is None:
         raise InvalidArgument("The features have no plan.")
-    return frame.plan
+    return plan
 
 
 def _plan(
     session: Session,
-    features: RequestedFeatures,
+    request: RetrievalRequest,
     *,
-    labels: object | None,
-    versions: Mapping[str, int] | None,
-    options: RetrievalOptions,
     pins: Pins,
     label_types: Mapping[str, pa.DataType],
 ) -> tuple[FeaturePlan, LabelInput | None]:
-    registered = RegisteredSpecs(session)
-    specs = pins.specs()
-    request = _FeatureRequest.resolve(features, specs, versions, registered.groups_with)
-    if labels is None:
-        if not request.features and not request.windows:
+    features = _ResolvedFeatures.resolve(request, pins.specs(), RegisteredSpecs(session))
+    if request.labels is None:
+        if not features.stored and not features.windows:
             raise InvalidArgument(
-                f"The on-demand features {listing(request.names)} have no rows to compute from.",
+                f"The on-demand features {listing(features.names)} have no rows to compute from.",
                 hint="also request stored features, or pass labels=",
             )
-        plan = _plan_without_labels(request.without_on_demand(), pins=pins, options=options)
-        return _add_on_demand(plan, request), None
-    if options.include_keys:
+        plan = _plan_without_labels(features, request, pins=pins)
+        return _add_on_demand(plan, features), None
+    if request.include_keys:
         raise InvalidArgument(
             "include_keys= is for retrieval without labels: with labels, all their columns are "
             "returned.",
@@ -183,30 +115,29 @@ def _plan(
         )
 
     def types(label_schema: pa.Schema) -> dict[str, pa.DataType]:
-        return {**label_types, **request.join_column_types(label_schema, options)}
+        return {**label_types, **features.join_column_types(label_schema, request)}
 
+    labels = request.labels
     if not isinstance(labels, FeatureFrame):
         labels, _ = ingest.peek_language(labels)
     with ingest.hints_for_argument(labels):
         label_input = open_labels(
-            session, labels, pins=pins, specs=specs, versions=versions, types=types
+            session, labels, versions=request.versions, pins=pins, types=types
         )
-        plan = _plan_with_labels(
-            request.without_on_demand(), label_input.labels, pins=pins, options=options
-        )
-    plan = _add_on_demand(plan, request)
+        plan = _plan_with_labels(features, request, label_input.labels, pins=pins)
+    plan = _add_on_demand(plan, features)
     _warn_of_early_times(label_input.labels, plan)
     return plan, label_input
 
 
-def _add_on_demand(plan: FeaturePlan, request: _FeatureRequest) -> FeaturePlan:
+def _add_on_demand(plan: FeaturePlan, features: _ResolvedFeatures) -> FeaturePlan:
     """Add the on-demand features to a plan, and restore the requested column order."""
-    if not request.on_demand:
+    if not features.on_demand:
         return plan
     # On-demand features are computed from the rows of the other features.
-    computed = add_on_demand_features(request.on_demand, stored_plan=plan)
-    stored_columns = [name for name in plan.columns if name not in request.names]
-    return reorder_columns(computed, [*stored_columns, *request.names])
+    computed = add_on_demand_features(features.on_demand, stored_plan=plan)
+    stored_columns = [name for name in plan.columns if name not in features.names]
+    return reorder_columns(computed, [*stored_columns, *features.names])
 
 
 def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
@@ -227,133 +158,139 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
 
 
 @dataclass(frozen=True)
-class _FeatureRequest:
-    """The requested features, window aggregates and on-demand features, with their order."""
+class _ResolvedFeatures:
+    """The stored features, window aggregates and on-demand features of a request, with their order."""
 
-    features: tuple[Feature, ...]
+    stored: tuple[Feature, ...]
     windows: tuple[tuple[Feature, WindowFeature], ...]
     on_demand: tuple[OnDemandFeature, ...]
     names: tuple[str, ...]
 
     @classmethod
     def resolve(
-        cls,
-        requested: RequestedFeatures,
-        specs: Specs,
-        versions: Mapping[str, int] | None,
-        groups_with: Callable[[str], Iterable[str]],
-    ) -> _FeatureRequest:
-        references: list[str | WindowFeature | OnDemandFeature] = []
-        if isinstance(requested, str | WindowFeature | OnDemandFeature):
-            references.append(requested)
+        cls, request: RetrievalRequest, specs: Specs, registered: RegisteredSpecs
+    ) -> _ResolvedFeatures:
+        requested: list[RequestedFeature] = []
+        if isinstance(request.features, str | WindowFeature | OnDemandFeature):
+            requested.append(request.features)
         else:
-            references += requested
-        if not references:
+            requested += request.features
+        if not requested:
             raise no_features_error()
-        features: list[Feature] = []
+        stored: list[Feature] = []
         windows = []
         on_demand = []
         names = []
-        for reference in references:
-            if isinstance(reference, OnDemandFeature):
-                on_demand.append(reference)
-                names.append(reference.name)
+        for feature in requested:
+            if isinstance(feature, OnDemandFeature):
+                on_demand.append(feature)
+                names.append(feature.name)
                 continue
-            if isinstance(reference, str) and "|" not in reference:
+            if isinstance(feature, str) and "|" not in feature:
                 matches = resolve(
-                    reference, specs=specs, versions=versions, groups_with=groups_with
+                    feature,
+                    specs=specs,
+                    versions=request.versions,
+                    groups_with=registered.groups_with,
                 )
-                features += matches
-                names += [feature.name for feature in matches]
+                stored += matches
+                names += [match.name for match in matches]
                 continue
-            window = parse_window(reference) if isinstance(reference, str) else reference
-            matches = resolve(str(window.reference), specs=specs, versions=versions)
+            window = parse_window(feature) if isinstance(feature, str) else feature
+            matches = resolve(str(window.reference), specs=specs, versions=request.versions)
             windows.append((matches[0], window))
             names.append(window.name)
-        return cls(tuple(features), tuple(windows), tuple(on_demand), tuple(names))
+        return cls(tuple(stored), tuple(windows), tuple(on_demand), tuple(names))
 
-    def without_on_demand(self) -> _FeatureRequest:
-        """Return the request without its on-demand features."""
-        computed = {each.name for each in self.on_demand}
-        names = tuple(name for name in self.names if name not in computed)
-        return replace(self, on_demand=(), names=names)
+    @property
+    def joined_names(self) -> list[str]:
+        """The output names without those of on-demand features, in order."""
+        computed = {feature.name for feature in self.on_demand}
+        return [name for name in self.names if name not in computed]
+
+    @property
+    def stored_specs(self) -> list[FeatureGroupSpec]:
+        """The groups of the stored features."""
+        return [feature.spec for feature in self.stored]
+
+    @property
+    def window_specs(self) -> list[FeatureGroupSpec]:
+        """The groups of the aggregates, with the keys that they are matched by."""
+        return [matched_spec(feature, window) for feature, window in self.windows]
 
     def join_column_types(
-        self, label_schema: pa.Schema, options: RetrievalOptions
+        self, label_schema: pa.Schema, request: RetrievalRequest
     ) -> dict[str, pa.DataType]:
         """Return the types of the keys and times that label columns are joined with."""
-        specs = [feature.spec for feature in self.features]
-        specs += [matched_spec(feature, window) for feature, window in self.windows]
-        key_types = join_key_types(label_schema, specs, options.join_key)
-        types = {column: kinds[0] for column, kinds in key_types.items()}
-        if isinstance(options.label_time, str) and options.label_time in label_schema.names:
-            types[options.label_time] = TIMESTAMP
+        specs = [*self.stored_specs, *self.window_specs]
+        key_types = join_key_types(label_schema, specs, request.join_key)
+        types = {column: candidates[0] for column, candidates in key_types.items()}
+        if isinstance(request.label_time, str) and request.label_time in label_schema.names:
+            types[request.label_time] = TIMESTAMP
         return types
-
-    def window_options(self, options: RetrievalOptions) -> RetrievalOptions:
-        """Return the options for the step that adds the aggregates."""
-        return replace(options, other_specs=tuple(feature.spec for feature in self.features))
-
-    def feature_options(self, options: RetrievalOptions) -> RetrievalOptions:
-        """Return the options for the step that adds the features."""
-        window_specs = [matched_spec(feature, window) for feature, window in self.windows]
-        return replace(options, other_specs=tuple(window_specs))
 
     @property
     def first_group(self) -> GroupId:
         """The group of the first requested feature."""
-        if self.windows and (not self.features or self.names[0] == self.windows[0][1].name):
+        if self.windows and (not self.stored or self.joined_names[0] == self.windows[0][1].name):
             return self.windows[0][0].group
-        return self.features[0].group
+        return self.stored[0].group
 
 
 def _plan_without_labels(
-    request: _FeatureRequest, *, pins: Pins, options: RetrievalOptions
+    features: _ResolvedFeatures, request: RetrievalRequest, *, pins: Pins
 ) -> FeaturePlan:
     """Plan a retrieval whose rows are those of the first requested group."""
     # The first requested feature determines the group whose rows are returned.
-    source = pins.source(request.first_group)
+    source = pins.source(features.first_group)
     spec = source.spec
     labels = LabelSide(spec.schema, source=source, time=spec.event_time, rows=source.rows)
-    aggregates: list[str] = []
-    if request.windows:
-        window_options = request.window_options(options)
-        labels = _plan_to_label_side(
-            plan_windows(request.windows, labels=labels, options=window_options, source=pins.source)
-        )
-        aggregates = [window.name for _, window in request.windows]
+    if features.windows:
+        labels = _plan_to_label_side(_plan_windows(features, request, labels, pins=pins))
     plan = plan_without_labels(
-        request.features,
+        features.stored,
+        request,
         spec=spec,
         labels=labels,
-        options=request.feature_options(options),
         source=pins.source,
-        aggregates=aggregates,
+        other_specs=features.window_specs,
+        aggregates=[window.name for _, window in features.windows],
     )
-    if not request.windows:
+    if not features.windows:
         return plan
-    keys = [name for name in plan.columns if name not in request.names]
-    return reorder_columns(plan, [*keys, *request.names])
+    names = features.joined_names
+    keys = [name for name in plan.columns if name not in names]
+    return reorder_columns(plan, [*keys, *names])
 
 
 def _plan_with_labels(
-    request: _FeatureRequest, labels: LabelSide, *, pins: Pins, options: RetrievalOptions
+    features: _ResolvedFeatures, request: RetrievalRequest, labels: LabelSide, *, pins: Pins
 ) -> FeaturePlan:
     """Plan the aggregates, then the features, over the rows of the labels."""
-    if not request.windows:
-        return plan_with_labels(
-            request.features, labels=labels, options=options, source=pins.source
-        )
-    window_options = request.window_options(options)
-    plan = plan_windows(request.windows, labels=labels, options=window_options, source=pins.source)
-    if request.features:
+    if not features.windows:
+        return plan_with_labels(features.stored, request, labels=labels, source=pins.source)
+    plan = _plan_windows(features, request, labels, pins=pins)
+    if features.stored:
         plan = plan_with_labels(
-            request.features,
+            features.stored,
+            request,
             labels=_plan_to_label_side(plan),
-            options=request.feature_options(options),
             source=pins.source,
+            other_specs=features.window_specs,
         )
-    return reorder_columns(plan, [*labels.schema.names, *request.names])
+    return reorder_columns(plan, [*labels.schema.names, *features.joined_names])
+
+
+def _plan_windows(
+    features: _ResolvedFeatures, request: RetrievalRequest, labels: LabelSide, *, pins: Pins
+) -> FeaturePlan:
+    return plan_windows(
+        features.windows,
+        request,
+        labels=labels,
+        source=pins.source,
+        other_specs=features.stored_specs,
+    )
 
 
 def _plan_to_label_side(plan: FeaturePlan) -> LabelSide:
@@ -363,7 +300,7 @@ def _plan_to_label_side(plan: FeaturePlan) -> LabelSide:
     )
 
 
-def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = None) -> FeatureFrame:
+def query_frame(session: Session, query: str, *, as_of: AsOf | None = None) -> FeatureFrame:
     """Return the lazy frame of a query; its groups are pinned, but no rows are read.
 
     See ``FeatureStore.sql`` for the arguments.

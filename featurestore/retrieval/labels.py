@@ -30,7 +30,7 @@ from featurestore.retrieval.catalog import Pins
 from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.planner import LabelSide
-from featurestore.retrieval.resolve import Specs, find_spec
+from featurestore.retrieval.resolve import find_spec
 from featurestore.session import Session
 from featurestore.usersql import predicate
 
@@ -54,9 +54,8 @@ def open_labels(
     session: Session,
     labels: object,
     *,
-    pins: Pins,
-    specs: Specs,
     versions: Mapping[str, int] | None,
+    pins: Pins,
     types: TypesFor,
 ) -> LabelInput:
     """Open the labels of ``labels=`` without reading tables.
@@ -67,7 +66,8 @@ def open_labels(
     """
     if isinstance(labels, str):
         name, version = parse_group_reference(labels)
-        spec = find_spec(name, version=version or (versions or {}).get(name), specs=specs)
+        version = version or (versions or {}).get(name)
+        spec = find_spec(name, version=version, specs=pins.specs())
         source = pins.source((spec.name, spec.version))
         label_side = LabelSide(
             source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,11 +21,11 @@ from featurestore.errors import (
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
+from featurestore.model.requests import LabelTime, RetrievalRequest
 from featurestore.model.times import format_duration, parse_moment
-from featurestore.retrieval.resolve import Feature, JoinKey, Pairs, join_keys_by_group, key_pairs
+from featurestore.retrieval.resolve import Feature, Pairs, join_keys_by_group, key_pairs
 
 GroupId = tuple[str, int]
-LabelTime = str | datetime | date
 
 
 @dataclass(frozen=True)
@@ -78,88 +78,73 @@ class LabelSide:
         return tuple(name for name in self.schema.names if name not in output_names)
 
 
-@dataclass(frozen=True)
-class RetrievalOptions:
-    """The options of a retrieval besides features and labels.
-
-    ``other_specs`` are groups that another step of the same call joins; ``join_key`` may name them.
-    """
-
-    label_time: LabelTime | None = None
-    join_key: JoinKey | None = None
-    how: JoinKind = "left"
-    include_keys: bool = False
-    created_time_filter: bool = True
-    other_specs: tuple[FeatureGroupSpec, ...] = ()
-
-
 def plan_with_labels(
     features: Sequence[Feature],
+    request: RetrievalRequest,
     *,
     labels: LabelSide,
-    options: RetrievalOptions,
     source: Callable[[GroupId], Source],
+    other_specs: Sequence[FeatureGroupSpec] = (),
 ) -> FeaturePlan:
     """Plan a retrieval that adds features to labels.
 
-    All label columns come first, then the features in the requested order.
+    All label columns come first, then the features in the requested order. ``other_specs`` are
+    groups that another step of the same call joins; ``join_key=`` may name them.
 
     Raises:
         ColumnConflict: Two columns of the result would have the same name.
         NoJoinKey: A group's key is not among the label columns.
         LabelTimeRequired: The time column of the labels is ambiguous or missing.
     """
-    outputs = tuple(Output(name, name) for name in labels.schema.names)
-    plan = _plan(features, labels=labels, left_outputs=outputs, options=options, source=source)
-    return replace(
-        plan, requested_columns=output_names([feature.name for feature in features], labels=labels)
+    names = [feature.name for feature in features]
+    return _plan(
+        features,
+        request,
+        labels=labels,
+        left_outputs=tuple(Output(name, name) for name in labels.schema.names),
+        requested_columns=output_names(names, labels=labels),
+        source=source,
+        other_specs=other_specs,
     )
 
 
 def plan_without_labels(
     features: Sequence[Feature],
+    request: RetrievalRequest,
     *,
     spec: FeatureGroupSpec,
     labels: LabelSide,
-    options: RetrievalOptions,
     source: Callable[[GroupId], Source],
+    other_specs: Sequence[FeatureGroupSpec] = (),
     aggregates: Sequence[str] = (),
 ) -> FeaturePlan:
     """Plan a retrieval whose left side is the group of the first feature, as of its event time.
 
     ``aggregates`` are columns of the left side that do not belong to the group ``spec``.
     """
-    outputs: list[Output] = []
-    joined: list[Feature] = []
-    requested: list[str] = []
-    for feature in features:
-        requested.append(feature.name)
-        if feature.group == (spec.name, spec.version):
-            outputs.append(Output(feature.column, feature.name))
-        else:
-            joined.append(feature)
+    group = (spec.name, spec.version)
+    requested = [*[feature.name for feature in features], *aggregates]
+    outputs = [
+        Output(feature.column, feature.name) for feature in features if feature.group == group
+    ]
     keys: list[Output] = []
-    key_names: list[str] = []
-    if options.include_keys:
+    if request.include_keys:
         requested_columns = {output.column for output in outputs}
         names = list(spec.primary_key)
         if spec.event_time is not None:
             names.append(spec.event_time)
         keys = [Output(name, name) for name in names if name not in requested_columns]
-    for key in keys:
-        if key.name not in requested:
-            key_names.append(key.name)
     plan = _plan(
-        joined,
+        [feature for feature in features if feature.group != group],
+        request,
         labels=labels,
         left_outputs=(*keys, *outputs, *[Output(name, name) for name in aggregates]),
-        options=options,
+        requested_columns=tuple(requested),
         source=source,
+        other_specs=other_specs,
     )
-    return replace(
-        reorder_columns(plan, [*key_names, *requested, *aggregates]),
-        requested_columns=(*requested, *aggregates),
-    )
+    key_names = [key.name for key in keys if key.name not in requested]
+    return reorder_columns(plan, [*key_names, *requested])
 
 
 def output_names(names: Sequence[str], *, labels: LabelSide) -> tuple[str, ...]:
@@ -172,11 +157,13 @@ def output_names(names: Sequence[str], *, labels: LabelSide) -> tuple[str, ...]:
 
 def _plan(
     features: Sequence[Feature],
+    request: RetrievalRequest,
     *,
     labels: LabelSide,
     left_outputs: tuple[Output, ...],
-    options: RetrievalOptions,
+    requested_columns: tuple[str, ...],
     source: Callable[[GroupId], Source],
+    other_specs: Sequence[FeatureGroupSpec],
 ) -> FeaturePlan:
     _check_names(left_outputs, features)
     # Features of one group share one join.
@@ -185,7 +172,7 @@ def _plan(
         grouped.setdefault(feature.group, []).append(feature)
     specs = [group_features[0].spec for group_features in grouped.values()]
     keys_by_group = join_keys_by_group(
-        options.join_key, label_schema=labels.schema, groups=[*specs, *options.other_specs]
+        request.join_key, label_schema=labels.schema, groups=[*specs, *other_specs]
     )
     joins, timed_specs = [], []
     for group, group_features in grouped.items():
@@ -202,7 +189,7 @@ def _plan(
         if join.event_time is not None:
             timed_specs.append(join.source.spec)
     left_time, fixed_time = resolve_label_time(
-        options.label_time, labels=labels, timed_specs=timed_specs
+        request.label_time, labels=labels, timed_specs=timed_specs
     )
     fields, left_columns, left_renames = [], [], []
     for output in left_outputs:
@@ -223,13 +210,14 @@ def _plan(
         joins=tuple(joins),
         columns=tuple(schema.names),
         schema=schema,
-        how=_join_kind(options.how),
-        created_time_filter=options.created_time_filter,
+        how=_check_join_kind(request.join),
+        created_time_filter=request.created_time_filter,
         keep_order=labels.ordered,
-        notes=tuple(_describe_joins(joins, options=options)),
+        notes=tuple(_describe_joins(joins, request)),
         left_plan=labels.plan,
         left_renames=tuple(left_renames),
         left_rows=labels.rows,
+        requested_columns=requested_columns,
     )
 
 
@@ -413,17 +401,15 @@ def _fixed_time(label_time: LabelTime, *, time_columns: Sequence[str]) -> dateti
         ) from error
 
 
-def _join_kind(join: str) -> JoinKind:
-    if join == "left":
-        return "left"
-    if join == "inner":
-        return "inner"
-    raise InvalidArgument(
-        f"join={join!r} is not one of 'left', 'inner'.", hint="join='left' keeps every label"
-    )
+def _check_join_kind(join: JoinKind) -> JoinKind:
+    if join not in ("left", "inner"):
+        raise InvalidArgument(
+            f"join={join!r} is not one of 'left', 'inner'.", hint="join='left' keeps every label"
+        )
+    return join
 
 
-def _describe_joins(joins: Sequence[Join], *, options: RetrievalOptions) -> list[str]:
+def _describe_joins(joins: Sequence[Join], request: RetrievalRequest) -> list[str]:
     """Return notes about joins whose rules may surprise users."""
     notes = []
     for join in joins:
@@ -433,13 +419,13 @@ def _describe_joins(joins: Sequence[Join], *, options: RetrievalOptions) -> list
             notes.append(f"{name} has no event time: joined on its key only, at any label time")
         if join.ttl is not None:
             notes.append(f"{name}: values older than {format_duration(join.ttl)} count as missing")
-        if join.created_time is not None and not options.created_time_filter:
+        if join.created_time is not None and not request.created_time_filter:
             notes.append(
                 f"{name}: values are used before they were known (created_time_filter=False)"
             )
         if not spec.primary_key and join.event_time is not None:
             notes.append(f"{name} has no primary key: the latest of several rows is used")
-    if options.how == "inner":
+    if request.join == "inner":
         notes.append(
             "label rows without a row in every group are dropped (join='inner'); their number is "
             "logged when all rows are read, and returned by frame.dropped()"

@@ -29,11 +29,10 @@ from featurestore.errors import (
 from featurestore.model.arguments import check_version
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import FeatureReference, parse_reference, suggest_group
+from featurestore.model.requests import JoinKey, Keys
 from featurestore.model.runtime import iterate_within_limit
 
 Pairs = tuple[tuple[str, str], ...]
-Keys = str | Sequence[str] | Mapping[str, str]
-JoinKey = Keys | Mapping[str, Keys]
 # All groups of a store: name -> version -> definition.
 Specs = Mapping[str, Mapping[int, FeatureGroupSpec]]
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 from featurestore.errors import FeatureGroupNotFound, FeatureViewBroken
 from featurestore.model.feature_view import FeatureViewSpec, ViewFeature, incompatible_features
 from featurestore.model.names import format_group_reference, parse_group_reference
-from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
+from featurestore.model.requests import RetrievalRequest, RowsRequest
+from featurestore.retrieval.catalog import Pins, RegisteredSpecs
 from featurestore.retrieval.features import get_features
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.planner import LabelTime
 from featurestore.retrieval.resolve import find_spec
 from featurestore.session import Session
 
@@ -20,10 +20,8 @@ from featurestore.session import Session
 def retrieve_rows(
     session: Session,
     spec: FeatureViewSpec,
+    request: RowsRequest,
     *,
-    labels: object | None = None,
-    label_time: LabelTime | None = None,
-    as_of: AsOfArgument | None = None,
     label_types: Mapping[str, pa.DataType] | None = None,
     pins: Pins | None = None,
 ) -> FeatureFrame:
@@ -37,27 +35,21 @@ def retrieve_rows(
     """
     registered = RegisteredSpecs(session)
     check_view(spec, registered, action="read")
-    rows = labels
-    if rows is None:
-        rows = spec.labels
-    time = label_time
-    if time is None:
-        time = spec.label_time
+    rows = spec.labels if request.labels is None else request.labels
+    time = spec.label_time if request.label_time is None else request.label_time
     # One set of pins for all steps: a commit between two steps would otherwise mix versions.
-    pins = pins or Pins(session, registered, as_of=as_of)
+    pins = pins or Pins(session, registered, as_of=request.as_of)
     types = {**label_group_types(spec, registered), **(label_types or {})}
     for step in spec.steps:
         # The rows of each step are the labels of the next.
-        rows = get_features(
-            session,
-            step.requests,
+        step_request = RetrievalRequest(
+            features=step.requests,
             labels=rows,
             label_time=time,
             join_key=step.join_key,
             join=step.join,
-            pins=pins,
-            label_types=types,
         )
+        rows = get_features(session, step_request, pins=pins, label_types=types)
     # After all steps, because each step reads only some of the pinned groups.
     pins.check_used()
     assert isinstance(rows, FeatureFrame)

@@ -14,16 +14,16 @@ from featurestore.errors import InvalidArgument, InvalidSql, NoJoinKey, listing
 from featurestore.model.derived_names import NamedColumn, check_distinct_names
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
+from featurestore.model.requests import Keys, RetrievalRequest
 from featurestore.model.window_features import WindowFeature
 from featurestore.retrieval.explain import example_value
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
-    RetrievalOptions,
     output_names,
     resolve_label_time,
 )
-from featurestore.retrieval.resolve import Feature, Keys, Pairs, join_keys_by_group, key_pairs
+from featurestore.retrieval.resolve import Feature, Pairs, join_keys_by_group, key_pairs
 from featurestore.usersql import fix_clock, predicate
 
 RequestedWindow = tuple[Feature, WindowFeature]
@@ -31,12 +31,15 @@ RequestedWindow = tuple[Feature, WindowFeature]
 
 def plan_windows(
     requested: Sequence[RequestedWindow],
+    request: RetrievalRequest,
     *,
     labels: LabelSide,
-    options: RetrievalOptions,
     source: Callable[[GroupId], Source],
+    other_specs: Sequence[FeatureGroupSpec] = (),
 ) -> FeaturePlan:
     """Plan a retrieval that adds aggregates to the columns of a left side.
+
+    ``other_specs`` are groups that another step of the same call joins; ``join_key=`` may name them.
 
     Raises:
         InvalidArgument: A function does not support its column, a group has no event time, or a
@@ -48,14 +51,13 @@ def plan_windows(
     columns = [NamedColumn(name, f"the left column {name!r}") for name in labels.schema.names]
     columns += [NamedColumn(window.name, str(window)) for _, window in requested]
     check_distinct_names(columns, hint=lambda column: "name='...' in window(...)")
+    grouped = _group_by_matched_columns(requested, request, labels=labels, other_specs=other_specs)
     joins = [
         window_join(source(group), group_windows, column_pairs=column_pairs)
-        for (group, column_pairs), group_windows in _group_by_matched_columns(
-            requested, labels=labels, options=options
-        ).items()
+        for (group, column_pairs), group_windows in grouped.items()
     ]
     specs = list({feature.group: feature.spec for feature, _ in requested}.values())
-    left_time, fixed_time = resolve_label_time(options.label_time, labels=labels, timed_specs=specs)
+    left_time, fixed_time = resolve_label_time(request.label_time, labels=labels, timed_specs=specs)
     fields = list(labels.schema)
     for join in joins:
         for output in join.outputs:
@@ -71,7 +73,7 @@ def plan_windows(
         joins=(),
         columns=tuple(schema.names),
         schema=schema,
-        created_time_filter=options.created_time_filter,
+        created_time_filter=request.created_time_filter,
         keep_order=labels.ordered,
         left_plan=labels.plan,
         left_rows=labels.rows,
@@ -81,15 +83,19 @@ def plan_windows(
 
 
 def _group_by_matched_columns(
-    requested: Sequence[RequestedWindow], *, labels: LabelSide, options: RetrievalOptions
+    requested: Sequence[RequestedWindow],
+    request: RetrievalRequest,
+    *,
+    labels: LabelSide,
+    other_specs: Sequence[FeatureGroupSpec],
 ) -> dict[tuple[GroupId, Pairs], list[RequestedWindow]]:
     """Group the aggregates by feature group and matched columns."""
     matched_specs = [matched_spec(feature, window) for feature, window in requested]
-    all_specs = [*matched_specs, *options.other_specs]
+    all_specs = [*matched_specs, *other_specs]
     grouped: dict[tuple[GroupId, Pairs], list[RequestedWindow]] = {}
     for (feature, window), spec in zip(requested, matched_specs, strict=True):
         keys_by_group = join_keys_by_group(
-            options.join_key, label_schema=labels.schema, groups=[spec, *all_specs]
+            request.join_key, label_schema=labels.schema, groups=[spec, *all_specs]
         )
         column_pairs = _matched_columns(
             feature, window, labels=labels, join_key=keys_by_group[feature.group]

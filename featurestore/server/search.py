@@ -17,13 +17,13 @@ from featurestore.featuregroups import FeatureGroup, discovery
 from featurestore.featuregroups.discovery import Match
 from featurestore.model.names import parse_reference
 from featurestore.model.plan import FeaturePlan
+from featurestore.model.requests import RetrievalRequest
 from featurestore.model.times import parse_duration
 from featurestore.registry import featuregroups, overview
 from featurestore.registry.artifacts import feature_views
 from featurestore.registry.overview import SearchFilter
 from featurestore.retrieval import explain_features
 from featurestore.server.access import visitors
-from featurestore.server.examples import LabelRow, label_row
 from featurestore.server.guard import CurrentVisitor, Form, FullStore, Settings, Store, log_change
 from featurestore.server.rendering import (
     AGES,
@@ -35,6 +35,7 @@ from featurestore.server.rendering import (
 )
 from featurestore.server.rest import REFUSALS, Items, Limit, Offset, items, record
 from featurestore.server.routes import Router
+from featurestore.server.snippets import LabelRow, label_row
 from featurestore.store import FeatureStore
 
 view_pages = Router(prefix="/views")
@@ -50,13 +51,7 @@ _SEARCHED_BY_NAME = {
     "experiment": (overview.EXPERIMENT, "/experiments?name={}"),
 }
 Kind = Literal[
-    "feature group",
-    "feature",
-    "training dataset",
-    "feature view",
-    "job",
-    "model",
-    "experiment",
+    "feature group", "feature", "training dataset", "feature view", "job", "model", "experiment"
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
 api = Router(tags=["store"], responses=REFUSALS)
@@ -277,8 +272,7 @@ def basket_page(
         with store.session.registry.reading() as connection:
             candidates = list(
                 islice(
-                    featuregroups.search_features(connection, q.strip()),
-                    _MAX_SUGGESTED_FEATURES,
+                    featuregroups.search_features(connection, q.strip()), _MAX_SUGGESTED_FEATURES
                 )
             )
         suggestions = [
@@ -310,7 +304,8 @@ def create_view(
     name, labels = form.get("name", "").strip(), form.get("labels", "").strip() or None
     references = form.get("features", "").splitlines()
     # A hidden group raises the same error as a missing one.
-    explain_features(store.session, references, labels=labels, include_keys=True)
+    request = RetrievalRequest(features=references, labels=labels, include_keys=True)
+    explain_features(store.session, request)
     with full_store.session.registry.reading() as connection:
         exists = bool(feature_views.versions(connection, name))
     if exists:
@@ -328,11 +323,13 @@ def _plan_selected(
 ) -> tuple[FeaturePlan, LabelRow]:
     """Return the plan for the selected features, and a label row for its groups."""
     try:
-        plan = explain_features(store.session, selected, include_keys=True)
+        request = RetrievalRequest(features=selected, include_keys=True)
+        plan = explain_features(store.session, request)
     except NoJoinKey:
         # The groups have different keys, so only labels can join them.
         row = label_row([reference.group for reference in joined])
-        return explain_features(store.session, selected, labels=[row.values]), row
+        request = RetrievalRequest(features=selected, labels=[row.values])
+        return explain_features(store.session, request), row
     groups = [
         store.featuregroup(source.spec.name, version=source.spec.version) for source in plan.sources
     ]
@@ -356,11 +353,7 @@ def _group_features(store: FeatureStore, references: list[str]) -> list[JoinedGr
 
 @view_pages.get("")
 def list_page(
-    request: Request,
-    store: Store,
-    settings: Settings,
-    number: PageNumber = 1,
-    format: str = "html",
+    request: Request, store: Store, settings: Settings, number: PageNumber = 1, format: str = "html"
 ) -> Response:
     """List the feature views."""
     current_page = load_page(store.get_feature_views, number=number, size=settings.page)

@@ -27,6 +27,7 @@ from featurestore.model.feature_view import FeatureViewSpec, ViewStep
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import FeaturePlan, Join, OnDemandOutput, Output
+from featurestore.model.requests import RowsRequest
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import ComputesRows, RowsFunction, find_engine
 from featurestore.retrieval.catalog import RegisteredSpecs

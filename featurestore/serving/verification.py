@@ -18,6 +18,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.hashing import canonical_bytes
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
+from featurestore.model.requests import RowsRequest
 from featurestore.model.times import from_micros, parse_moment, to_micros, to_python_rows
 from featurestore.retrieval.catalog import RegisteredSpecs, group_source
 from featurestore.retrieval.execution import sample_by_priority, sampled_labels
@@ -242,7 +243,7 @@ def _sample_entities(
     """Return entities to verify: labels of the view, or else keys of its groups."""
     types = server.entity_types
     if spec.labels is not None:
-        frame = retrieve_rows(session, spec)
+        frame = retrieve_rows(session, spec, RowsRequest())
         assert frame.plan is not None
         labels = sampled_labels(session, frame.plan, frame.labels, sample=sample, seed=_SEED)
         return labels.select(list(types))

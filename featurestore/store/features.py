@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
+from featurestore.errors import InvalidArgument
 from featurestore.model.featuregroup import normalize_tags
 from featurestore.store.connected import StoreBase
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
     from featurestore.model.on_demand import OnDemandFeature
     from featurestore.model.plan import FeaturePlan
+    from featurestore.model.requests import JoinKey, RetrievalRequest
     from featurestore.model.window_features import WindowFeature
     from featurestore.retrieval import FeatureFrame, LeakReport
     from featurestore.retrieval.conversions import DataframeType
-    from featurestore.retrieval.resolve import JoinKey
     from featurestore.serving.publication import Publication
     from featurestore.transform import Chain
     from featurestore.views import FeatureView
@@ -36,10 +37,12 @@ class FeatureCalls(StoreBase):
         >>> store.get_feature("planes.seats", dataframe_type="python")
         [{'seats': 100}, {'seats': 200}]
         """
-        from featurestore.retrieval import check_dataframe_type, convert, get_feature
-
-        check_dataframe_type(dataframe_type)
-        return convert(get_feature(self._session, feature), dataframe_type)
+        if not isinstance(feature, str):
+            raise InvalidArgument(
+                f"get_feature accepts a single reference, not {feature!r}.",
+                hint="get_features([...]) accepts several references",
+            )
+        return self.get_features(feature, dataframe_type=dataframe_type)
 
     def get_features(
         self,
@@ -96,14 +99,12 @@ class FeatureCalls(StoreBase):
         |    N20|   JFK|2013-01-01 07:30:00|true|39.0|        200|
         +-------+------+-------------------+----+----+-----------+
         """
-        from featurestore.retrieval import check_dataframe_type, convert, get_features
-        from featurestore.retrieval.verified_reads import check_sources, check_verify
+        from featurestore.model.requests import RetrievalRequest
+        from featurestore.retrieval.conversions import check_dataframe_type, convert
 
         check_dataframe_type(dataframe_type)
-        check_verify(verify)
-        frame = get_features(
-            self._session,
-            features,
+        request = RetrievalRequest(
+            features=features,
             labels=labels,
             label_time=label_time,
             versions=versions,
@@ -113,8 +114,16 @@ class FeatureCalls(StoreBase):
             include_keys=include_keys,
             created_time_filter=created_time_filter,
         )
+        return convert(self._retrieve(request, verify=verify), dataframe_type)
+
+    def _retrieve(self, request: RetrievalRequest, *, verify: str | None) -> FeatureFrame:
+        from featurestore.retrieval.features import get_features
+        from featurestore.retrieval.verified_reads import check_sources, check_verify
+
+        check_verify(verify)
+        frame = get_features(self._session, request)
         check_sources(frame.plan, verify=verify)
-        return convert(frame, dataframe_type)
+        return frame
 
     def sql(
         self,
@@ -184,11 +193,11 @@ class FeatureCalls(StoreBase):
         >>> [source.spec.name for source in plan.sources]
         ['questions', 'weather']
         """
-        from featurestore.retrieval import explain_features
+        from featurestore.model.requests import RetrievalRequest
+        from featurestore.retrieval.features import explain_features
 
-        plan = explain_features(
-            self._session,
-            features,
+        request = RetrievalRequest(
+            features=features,
             labels=labels,
             label_time=label_time,
             versions=versions,
@@ -198,6 +207,7 @@ class FeatureCalls(StoreBase):
             include_keys=include_keys,
             created_time_filter=created_time_filter,
         )
+        plan = explain_features(self._session, request)
         sys.stdout.write(str(plan))
         return plan
 

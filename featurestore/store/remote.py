@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
     from featurestore.jobs.scheduler import Options
     from featurestore.model.featuregroup import Commit
+    from featurestore.model.requests import RetrievalRequest
     from featurestore.plugins.remote import Client
     from featurestore.retrieval.conversions import DataframeType
-    from featurestore.retrieval.resolve import JoinKey
+    from featurestore.retrieval.frame import FeatureFrame
     from featurestore.training import TrainingDataset
     from featurestore.transform import Transformations
 
 _FOLDER = "/training-datasets"
-AsOf = datetime | str | Mapping[str, int | datetime | str]
 
 
 @dataclass(frozen=True)
@@ -300,49 +300,27 @@ class RemoteFeatureStore(
 
     # -- features ---------------------------------------------------------------------------------
 
-    def get_feature(self, feature: str, *, dataframe_type: DataframeType | None = None) -> Any:
-        return self.get_features([feature], dataframe_type=dataframe_type)
-
-    def get_features(
-        self,
-        features: str
-        | WindowFeature
-        | OnDemandFeature
-        | Sequence[str | WindowFeature | OnDemandFeature],
-        *,
-        labels: object | None = None,
-        label_time: datetime | str | None = None,
-        versions: Mapping[str, int] | None = None,
-        join_key: JoinKey | None = None,
-        join: Literal["left", "inner"] = "left",
-        as_of: AsOf | None = None,
-        include_keys: bool = False,
-        created_time_filter: bool = True,
-        dataframe_type: DataframeType | None = None,
-        verify: Literal["sample", "all"] | None = None,
-    ) -> Any:
-        check_dataframe_type(dataframe_type)
+    def _retrieve(self, request: RetrievalRequest, *, verify: str | None) -> FeatureFrame:
         self._refuse_verified(verify)
         read: dict[str, Any] = {
             "kind": "features",
-            "features": _references_to_json(features),
-            "label_time": times_to_strings(label_time, "label_time"),
-            "versions": None if versions is None else dict(versions),
-            "join_key": _to_json(join_key),
-            "join": join,
-            "as_of": times_to_strings(as_of, "as_of"),
-            "include_keys": include_keys,
-            "created_time_filter": created_time_filter,
+            "features": _references_to_json(request.features),
+            "label_time": times_to_strings(request.label_time, "label_time"),
+            "versions": None if request.versions is None else dict(request.versions),
+            "join_key": _to_json(request.join_key),
+            "join": request.join,
+            "as_of": times_to_strings(request.as_of, "as_of"),
+            "include_keys": request.include_keys,
+            "created_time_filter": request.created_time_filter,
         }
-        uploaded_labels = None
+        labels, uploaded_labels = request.labels, None
         if isinstance(labels, str):
             read["labels"] = labels
         elif labels is not None:
             read["uploaded"] = True
             # Each read of the frame sends the labels again, so a stream must be collected.
             uploaded_labels = ingest.to_reader(labels).read_all()
-        frame = RemoteFrame.from_recipe(self._session, Recipe(self._client, read, uploaded_labels))
-        return convert(frame, dataframe_type)
+        return RemoteFrame.from_recipe(self._session, Recipe(self._client, read, uploaded_labels))
 
     def _refuse_verified(self, verify: str | None) -> None:
         if verify is not None:

@@ -363,17 +363,15 @@ class ModelCalls(StoreBase):
         """
         from featurestore.experiments.models import scoring
         from featurestore.experiments.record_api import get_model
+        from featurestore.model.requests import RowsRequest
 
         if isinstance(model, str):
             model = get_model(model, store=self)  # type: ignore[arg-type]
-        scored = scoring.score(
-            model, labels=labels, label_time=label_time, as_of=as_of, trust=trust
-        )
+        request = RowsRequest(labels=labels, label_time=label_time, as_of=as_of)
+        scored = scoring.score(model, request, trust=trust)
         if featuregroup is not None:
             # The join keys of the features are the default primary key of a new group.
-            features = scoring.get_model_features(
-                model, labels=labels, label_time=label_time, as_of=as_of
-            )
+            features = scoring.get_model_features(model, request)
             keys = (key,) if isinstance(key, str) else tuple(key)
             scoring.write_predictions(model, scored, features, featuregroup, key=keys)
         return scored

@@ -394,7 +394,7 @@ def _build_cases(
         table = _keep_one_row_per_key(table, key_columns)
     # Rows are shuffled, so that no engine can depend on their order.
     table = table.take(pa.array(random.permutation(table.num_rows), pa.int64()))
-    options = {"created_time_filter": shape.waits, "how": shape.how, "label_time": "at"}
+    options = {"created_time_filter": shape.waits, "join": shape.how, "label_time": "at"}
     if shape.fixed:
         options["label_time"] = _time_at_step(3)
     return Cases(

@@ -24,12 +24,12 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import ColumnConflict, InvalidPlan
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import ROW, FeaturePlan, Source
+from featurestore.model.requests import RetrievalRequest
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.planner import (
     LabelSide,
-    RetrievalOptions,
     plan_with_labels,
     plan_without_labels,
 )
@@ -102,28 +102,19 @@ class RetrievalCheck:
         for (name, version), source in self.sources.items():
             specs.setdefault(name, {})[version] = source.spec
         references = resolve(features, specs=specs)
+        request = RetrievalRequest(features=features, **options)
         if isinstance(labels, pa.Table):
             label_side = LabelSide(labels.schema, ordered=True, rows=labels.num_rows)
             return plan_with_labels(
-                references,
-                labels=label_side,
-                options=RetrievalOptions(**options),
-                source=self.sources.__getitem__,
+                references, request, labels=label_side, source=self.sources.__getitem__
             )
         source = self.sources[(labels, 1) if labels is not None else references[0].group]
         label_side = LabelSide(source.spec.schema, source=source, time=source.spec.event_time)
-        retrieval_options = RetrievalOptions(**options)
         source_of = self.sources.__getitem__
         if labels is not None:
-            return plan_with_labels(
-                references, labels=label_side, options=retrieval_options, source=source_of
-            )
+            return plan_with_labels(references, request, labels=label_side, source=source_of)
         return plan_without_labels(
-            references,
-            spec=source.spec,
-            labels=label_side,
-            options=retrieval_options,
-            source=source_of,
+            references, request, spec=source.spec, labels=label_side, source=source_of
         )
 
     def run(self, plan: FeaturePlan, labels: pa.Table | None = None) -> pa.Table:
@@ -683,7 +674,7 @@ class ResultConformance(RetrievalFixtures):
             at=[hours_after_t0(1), hours_after_t0(1), hours_after_t0(9), hours_after_t0(1), None],
         )
         assert len(retrieval.check(["w.x", "p.y"], labels)) == 5
-        inner = retrieval.check(["w.x", "p.y"], labels, how="inner")
+        inner = retrieval.check(["w.x", "p.y"], labels, join="inner")
         assert column_values(inner, "k") == [1]
         assert column_values(inner, "at") == [hours_after_t0(1)]
 

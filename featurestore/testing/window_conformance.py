@@ -18,8 +18,9 @@ from featurestore.aggregates.reference import EventRow
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, WindowJoin
+from featurestore.model.requests import RetrievalRequest
 from featurestore.model.window_features import WindowFeature, window, windows
-from featurestore.retrieval.planner import LabelSide, RetrievalOptions
+from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import resolve
 from featurestore.retrieval.window_rows import to_event_rows
 from featurestore.retrieval.windows import plan_windows
@@ -112,8 +113,8 @@ class WindowConformance(RetrievalFixtures):
         ]
         return plan_windows(
             resolved,
+            RetrievalRequest(features=features, label_time="at", **options),
             labels=LabelSide(labels.schema, ordered=True, rows=labels.num_rows),
-            options=RetrievalOptions(label_time="at", **options),
             source=retrieval.sources.__getitem__,
         )
 

@@ -27,6 +27,7 @@ from featurestore.model.feature_view import (
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import check_name, format_group_reference, parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
+from featurestore.model.requests import RowsRequest
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.recovery import views
@@ -221,7 +222,7 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
     """
     if spec.labels is not None:
         # Checked before the intent: an invalid label must not leave a version behind.
-        check_label(spec, retrieve_rows(session, spec).columns)
+        check_label(spec, retrieve_rows(session, spec, RowsRequest()).columns)
     with in_flight(session, kind=views.DEFINE, name=spec.name, version=version) as run:
         view = replace(spec, version=run.version)
         directory = session.paths.feature_view(view.name, view.version)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
-from featurestore.model.requests import TrainingRequest
+from featurestore.model.requests import RowsRequest, TrainingRequest
 from featurestore.progress import show_progress
-from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
+from featurestore.retrieval.conversions import check_dataframe_type, convert
 from featurestore.retrieval.view_rows import find_problems, retrieve_rows
 from featurestore.serving.view_calls import ServedView
 from featurestore.session import Session
@@ -162,18 +162,8 @@ class FeatureView(ServedView):
         (4, 6)
         """
         check_dataframe_type(dataframe_type)
-        frame = self._rows(labels, label_time, as_of)
-        return convert(frame, dataframe_type)
-
-    def _rows(
-        self,
-        labels: object | None,
-        label_time: datetime | str | None,
-        as_of: datetime | str | Mapping[str, int | datetime | str] | None,
-    ) -> FeatureFrame:
-        return retrieve_rows(
-            self._session, self._spec, labels=labels, label_time=label_time, as_of=as_of
-        )
+        request = RowsRequest(labels=labels, label_time=label_time, as_of=as_of)
+        return convert(retrieve_rows(self._session, self._spec, request), dataframe_type)
 
     def explain(
         self,
@@ -188,10 +178,11 @@ class FeatureView(ServedView):
         columns    tailnum, origin, asked_at, late, temp, seats
         ...
         """
-        frame = self._rows(labels, label_time, as_of)
-        assert frame.plan is not None
-        sys.stdout.write(str(frame.plan))
-        return frame.plan
+        request = RowsRequest(labels=labels, label_time=label_time, as_of=as_of)
+        plan = retrieve_rows(self._session, self._spec, request).plan
+        assert plan is not None
+        sys.stdout.write(str(plan))
+        return plan
 
     def create_training_dataset(
         self,
@@ -270,7 +261,8 @@ class FeatureView(ServedView):
             fit_on=fit_on,
             missing_labels=missing_labels,
         )
-        frame = self._rows(labels, label_time, as_of)
+        rows = RowsRequest(labels=labels, label_time=label_time, as_of=as_of)
+        frame = retrieve_rows(self._session, self._spec, rows)
         # Labels of the caller may lack the label column of the view.
         check_label(self._spec, frame.columns)
         return create(self._session, frame, request, progress=progress)

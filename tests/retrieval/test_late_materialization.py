@@ -114,14 +114,14 @@ def test_late_materialization_joins_several_files(
     expected = ["readings.text", "readings.list", "readings.place", "prices.price"]
     every = [*expected, "readings.text as again"]
     assert late_materialization.is_worthwhile(
-        spilling_engine.database, retrieval.plan(every, "asked", how=join)
+        spilling_engine.database, retrieval.plan(every, "asked", join=join)
     )
-    actual = retrieval.check(every, "asked", how=join)
+    actual = retrieval.check(every, "asked", join=join)
     assert len(actual) == 300 if join == "left" else 0 < len(actual) < 300
     in_memory = pa.table({name: request[name] for name in ("n", "key", "shop")})
     times = make_labels(asked_at=request["asked_at"]).column("asked_at")
     labels = in_memory.append_column("asked_at", times)
-    retrieval.check(expected, labels, label_time="asked_at", how=join)
+    retrieval.check(expected, labels, label_time="asked_at", join=join)
 
 
 def test_abandoned_read_removes_spool_files(

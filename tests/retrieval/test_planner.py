@@ -26,9 +26,9 @@ from featurestore.errors import (
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source
+from featurestore.model.requests import RetrievalRequest
 from featurestore.retrieval.planner import (
     LabelSide,
-    RetrievalOptions,
     plan_with_labels,
     plan_without_labels,
 )
@@ -80,22 +80,15 @@ def plan(
     *features: str, labels: pa.Schema | None = LABELS, versions: Any = None, **options: Any
 ) -> FeaturePlan:
     result = resolve(list(features), specs=SPECS, versions=versions)
+    request = RetrievalRequest(features=features, **options)
     if labels is not None:
         label_side = LabelSide(labels, ordered=True, rows=10)
-        return plan_with_labels(
-            result, labels=label_side, options=RetrievalOptions(**options), source=source
-        )
+        return plan_with_labels(result, request, labels=label_side, source=source)
     first = source(result[0].group)
     label_side = LabelSide(
         first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows
     )
-    return plan_without_labels(
-        result,
-        spec=first.spec,
-        labels=label_side,
-        options=RetrievalOptions(**options),
-        source=source,
-    )
+    return plan_without_labels(result, request, spec=first.spec, labels=label_side, source=source)
 
 
 # -- references -----------------------------------------------------------------------------
@@ -352,7 +345,7 @@ def test_label_time_hint_prefers_earliest_time_of_labels() -> None:
         labels = LabelSide(table.schema, peek=partial(table.slice, 0))
         features = resolve(["weather.temp"], specs=SPECS)
         with pytest.raises(LabelTimeRequired) as refused:
-            plan_with_labels(features, labels=labels, options=RetrievalOptions(), source=source)
+            plan_with_labels(features, RetrievalRequest(features=()), labels=labels, source=source)
         assert str(refused.value.hint).startswith(hint)
 
 
@@ -362,7 +355,7 @@ def test_label_time_hint_omits_times_of_joined_features() -> None:
     labels = LabelSide(first.schema, plan=first)
     features = resolve(["weather.wind"], specs=SPECS)
     with pytest.raises(LabelTimeRequired) as refused:
-        plan_with_labels(features, labels=labels, options=RetrievalOptions(), source=source)
+        plan_with_labels(features, RetrievalRequest(features=()), labels=labels, source=source)
     assert refused.value.hint == "label_time=datetime(...), one time for all rows"
 
 
@@ -383,9 +376,9 @@ def test_label_time_of_wrong_type_is_refused(label_time: str) -> None:
 
 
 def test_join_kind_must_be_left_or_inner() -> None:
-    assert plan("planes.seats", how="inner").how == "inner"
+    assert plan("planes.seats", join="inner").how == "inner"
     with pytest.raises(InvalidArgument, match="'outer'"):
-        plan("planes.seats", how="outer")
+        plan("planes.seats", join="outer")
 
 
 # -- the plan as text and JSON ------------------------------------------------------------------
@@ -404,14 +397,14 @@ def test_selected_plan_joins_only_needed_groups() -> None:
     actual = plan("weather.temp", "planes.seats", "weather.wind").select(["seats", "y"])
     assert actual.columns == ("seats", "y")
     assert [join.source.spec.name for join in actual.joins] == ["planes"]
-    assert len(plan("weather.temp", "planes.seats", how="inner").select(["y"]).joins) == 2
+    assert len(plan("weather.temp", "planes.seats", join="inner").select(["y"]).joins) == 2
 
 
 def test_equal_plans_have_equal_hash() -> None:
     assert plan("weather.temp").hash == plan("weather.temp").hash
     other_plans = [
         plan("weather.wind"),
-        plan("weather.temp", how="inner"),
+        plan("weather.temp", join="inner"),
         plan("weather.temp").filter("temp > 0"),
     ]
     assert len({plan("weather.temp").hash, *(other_plan.hash for other_plan in other_plans)}) == 4

@@ -201,8 +201,10 @@ class Model:
             FeatureViewBroken: A group no longer has one of the model's features.
         """
         from featurestore.experiments.models.scoring import get_model_features
+        from featurestore.model.requests import RowsRequest
 
-        return get_model_features(self, labels=labels, label_time=label_time, as_of=as_of)
+        request = RowsRequest(labels=labels, label_time=label_time, as_of=as_of)
+        return get_model_features(self, request)
 
     def update(
         self,

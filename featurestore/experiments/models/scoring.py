@@ -38,6 +38,7 @@ from featurestore.model.registered_model import (
     ModelSpec,
     model_lineage_name,
 )
+from featurestore.model.requests import RowsRequest
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
@@ -48,10 +49,8 @@ from featurestore.transform.fitted import Transformations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from featurestore.experiments.models.catalog import Model
-    from featurestore.retrieval.catalog import AsOfArgument
     from featurestore.session import Session
 
 
@@ -96,10 +95,7 @@ class PredictBatch:
 
 def get_model_features(
     model: Model,
-    *,
-    labels: object,
-    label_time: datetime | str | None = None,
-    as_of: AsOfArgument | None = None,
+    request: RowsRequest,
 ) -> FeatureFrame:
     """Return the labels with the model's features, lazily.
 
@@ -107,16 +103,9 @@ def get_model_features(
         FeatureNotFound: The labels lack inputs that no group provides.
         InvalidArgument: An input has a type whose values do not fit.
     """
-    session, spec = model.session, model.spec
+    session, spec, labels = model.session, model.spec, request.labels
     if spec.features.steps:
-        frame = retrieve_rows(
-            session,
-            spec.features,
-            labels=labels,
-            label_time=label_time,
-            as_of=as_of,
-            label_types=_input_types(spec),
-        )
+        frame = retrieve_rows(session, spec.features, request, label_types=_input_types(spec))
     elif isinstance(labels, FeatureFrame):
         frame = labels
     elif isinstance(labels, str):
@@ -137,10 +126,8 @@ def get_model_features(
 
 def score(
     model: Model,
+    request: RowsRequest,
     *,
-    labels: object,
-    label_time: datetime | str | None = None,
-    as_of: AsOfArgument | None = None,
     trust: bool = False,
 ) -> FeatureFrame:
     """Return the label columns with predictions, lazily.
@@ -152,7 +139,7 @@ def score(
     session, spec = model.session, model.spec
     description = f"Model {spec.name!r} version {spec.version}"
     loading.check_trusted(model.artifact, spec.flavor, trust=trust, description=description)
-    frame = get_model_features(model, labels=labels, label_time=label_time, as_of=as_of)
+    frame = get_model_features(model, request)
     fixed_label_time = None
     if frame.plan is not None and frame.plan.fixed_time is not None:
         fixed_label_time = to_micros(frame.plan.fixed_time)

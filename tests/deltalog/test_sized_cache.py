@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.delta.sized_cache import SizedCache
+from featurestore.delta.log import SizedCache
 
 LIMIT = 10
 

@@ -31,8 +31,8 @@ from report import COMPARISONS, Report
 
 import featurestore
 from featurestore.delta.checksums import CHECKSUMS
+from featurestore.delta.commits import seal_commit
 from featurestore.delta.log import commit_info, commit_path, read_commit
-from featurestore.delta.sealing import seal_commit
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import commits
 

@@ -1,4 +1,4 @@
-"""Store metadata in a Delta log: group definitions, commit metadata, unique keys, and stream offsets.
+"""Commits of the store in a Delta log: definitions, metadata, unique keys, offsets, and checksums.
 
 Table properties are ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description
 and tags). The user metadata of a commit is a JSON object with operation, run, job, inputs,
@@ -22,7 +22,8 @@ then another writer has already committed the records.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,8 +32,9 @@ import pyarrow as pa
 
 from featurestore.arrow.types import feature_type
 from featurestore.delta import log
+from featurestore.delta.checksums import CommitChecksums, checksums_of, file_checksums, seal
 from featurestore.delta.history import LogCommit, commit_at, commit_time, read_history
-from featurestore.delta.log import Actions
+from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import (
     DuplicateKeys,
@@ -41,25 +43,14 @@ from featurestore.errors import (
     TableDamaged,
 )
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 
 SPEC = "featurestore.spec"
 META = "featurestore.meta"
 # The expected current number and the new transaction number by application.
 Offsets = Mapping[str, tuple[int | None, int]]
-__all__ = [
-    "META",
-    "SPEC",
-    "Meta",
-    "commit_of",
-    "history",
-    "latest_data_version",
-    "meta_of",
-    "properties",
-    "base_metadata",
-    "spec_of",
-    "is_unique_at",
-]
+# A checkpoint of a version is written after its commit, so the next commit may precede it.
+_COMMITS_BEFORE = 2
 
 
 @dataclass(frozen=True)
@@ -313,6 +304,48 @@ def stream_overtaken_error(app: str) -> StreamOvertaken:
         f"Another process committed records of {app!r} first; this write was not committed.",
         hint="read the position again, and continue from there",
     )
+
+
+def seal_commit(
+    path: str,
+    version: int,
+    actions: Sequence[Mapping[str, Any]],
+    *,
+    before: FileState | None = None,
+) -> bytes:
+    """Return the commit file of a version with its checksums.
+
+    Args:
+        path: The table.
+        version: The version of the commit.
+        actions: The actions without checksums.
+        before: The file of the commit before, if it is known, which saves a request.
+
+    Raises:
+        TableDamaged: The commit before is damaged, so that no commit may follow.
+    """
+    previous = log.commit_digest(path, version - 1, before) if version > 0 else None
+    return seal(actions, CommitChecksums(previous, _new_checkpoints(path, version)))
+
+
+def _new_checkpoints(path: str, version: int) -> dict[str, str]:
+    """Return the checksums of the last checkpoints that no commit has recorded, by file name."""
+    # In an object store, the search would take a request per commit.
+    if not storage_for(path).is_local:
+        return {}
+    checkpoint_files = []
+    for number in range(max(version - _COMMITS_BEFORE, 0), version):
+        file = log.checkpoint_path(path, number)
+        if files.exists(file):
+            checkpoint_files.append(file)
+    recorded: Mapping[str, str] = {}
+    if checkpoint_files and log.has_commit(path, version - 1):
+        info = log.commit_info(log.read_commit(log.commit_path(path, version - 1)))
+        before = checksums_of(info)
+        recorded = {} if before is None else before.checkpoints
+    unrecorded = [file for file in checkpoint_files if os.path.basename(file) not in recorded]
+    names = map(os.path.basename, unrecorded)
+    return dict(zip(names, file_checksums(unrecorded), strict=True))
 
 
 def duplicate_keys_error(examples: Iterable[Mapping[str, Any]]) -> DuplicateKeys:

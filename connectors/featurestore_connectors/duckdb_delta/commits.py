@@ -25,7 +25,7 @@ import pyarrow as pa
 from featurestore.arrow.types import storage_schema
 from featurestore.delta import log
 from featurestore.delta.checksums import add_checksum, file_checksums
-from featurestore.delta.commits import check_concurrent_transactions, check_offsets
+from featurestore.delta.commits import check_concurrent_transactions, check_offsets, seal_commit
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
     LOG_FOLDER,
@@ -35,7 +35,6 @@ from featurestore.delta.log import (
     latest_version,
     read_commit,
 )
-from featurestore.delta.sealing import seal_commit
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     StorageError,

@@ -24,11 +24,10 @@ from pyarrow import parquet
 
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import storage_schema
-from featurestore.delta.commits import duplicate_keys_error
+from featurestore.delta.commits import duplicate_keys_error, seal_commit
 from featurestore.delta.log import Actions, commit_path, is_delta_table, parse_actions
 from featurestore.delta.maintenance import remove_unneeded_files
 from featurestore.delta.schema import check_writable
-from featurestore.delta.sealing import seal_commit
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now

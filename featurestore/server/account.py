@@ -14,8 +14,8 @@ from featurestore.registry import access, audit_log
 from featurestore.registry.audit_log import AuditEntry
 from featurestore.server.access import changes
 from featurestore.server.access import sign_in as browser_sessions
-from featurestore.server.access.passwords import PasswordThreads
 from featurestore.server.access.provider import Attempt, ProviderClient
+from featurestore.server.access.sign_in import PasswordThreads
 from featurestore.server.access.visitors import (
     ADMIN,
     SCOPES,

@@ -43,12 +43,12 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         from fastapi.staticfiles import StaticFiles
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "server") from None
-    from featurestore.server.access.passwords import PasswordThreads
+    from featurestore.server.access.sign_in import PasswordThreads
     from featurestore.server.account import sign_in_pages, unqueued_pages
     from featurestore.server.bodies import Bodies
     from featurestore.server.guard import check_form, find_visitor
+    from featurestore.server.home import LostObjects
     from featurestore.server.job_actions import JobRuns
-    from featurestore.server.losses import LostObjects
     from featurestore.server.middleware import AddressLimit, BrowserGuard, EntityTags
     from featurestore.server.rest import add_error_handlers
     from featurestore.server.routes import THREADS, EndTurns, RequestTurns

@@ -21,8 +21,8 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.server.access.sign_in import network_of
 from featurestore.server.access.visitors import Visitor
 from featurestore.server.bodies import BodyKind, body_of
+from featurestore.server.bounds import check_json
 from featurestore.server.guard import MAX_FORM_BYTES, find_visitor
-from featurestore.server.json_bounds import check_json
 from featurestore.server.settings import ServerSettings
 from featurestore.server.turns import Turns
 

@@ -20,8 +20,7 @@ from starlette.exceptions import HTTPException
 
 from featurestore.errors import InvalidArgument, LimitExceeded, OutOfRange, StorageError
 from featurestore.model.runtime import check_time
-from featurestore.server.arrow_bounds import MESSAGE_BYTES, check_messages
-from featurestore.server.json_bounds import check_json
+from featurestore.server.bounds import MESSAGE_BYTES, check_json, check_messages
 
 # Small batches are combined up to these limits, since each batch of a stream needs memory for its
 # objects when it is mapped.

@@ -12,8 +12,13 @@ import pytest
 from hypothesis import given, settings
 
 pytest.importorskip("great_expectations")
-from featurestore.dbt.conditions import UnsupportedCondition, to_row_condition
-from featurestore.dbt.expectations import Columns, NotConvertible, to_expectation
+from featurestore.dbt.expectations import (
+    Columns,
+    NotConvertible,
+    UnsupportedCondition,
+    to_expectation,
+    to_row_condition,
+)
 from featurestore.dbt.manifest import DbtTest
 from featurestore_connectors.great_expectations.conditions import parse_condition
 from featurestore_connectors.great_expectations.predicates import evaluate

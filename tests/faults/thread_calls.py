@@ -30,7 +30,7 @@ from featurestore import TrainingDataset
 from featurestore.errors import ThreadsUnavailable
 from featurestore.jobs.scheduler import Options
 from featurestore.registry.audit_log import Actor
-from featurestore.server.access.passwords import PasswordThreads
+from featurestore.server.access.sign_in import PasswordThreads
 from featurestore.server.app import create_app
 from featurestore.server.job_actions import JobRuns
 from featurestore.store import FeatureStore

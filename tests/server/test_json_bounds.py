@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument, LimitExceeded
-from featurestore.server.json_bounds import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, check_json
+from featurestore.server.bounds import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, check_json
 
 TEXTS = st.text(st.sampled_from('[]{}",:\\/\n9é'), max_size=12)
 VALUES = st.recursive(

@@ -2,26 +2,34 @@
 
 The kernel (``polars-deltalake``) supports deletion vectors, column mapping, v2 checkpoints and
 shallow clones. Tables with unsupported features are refused. ``delta_widening`` reads files whose
-types the kernel does not widen.
+types the kernel does not widen. The kernel returns nulls for a column that a file lacks, also if the
+schema does not allow them; such a file is refused.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pat
+from pyarrow import parquet
 
 from featurestore.arrow.types import feature_type
 from featurestore.delta import log
+from featurestore.delta.datafile import file_path
 from featurestore.delta.history import version_at
 from featurestore.delta.outside import check_files_inside
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.replay import Replay
+from featurestore.delta.snapshot import read_snapshot, replay_log
 from featurestore.errors import (
     InvalidArgument,
+    InvalidSourceFile,
     SourceError,
     SourceTableNotFound,
     UnsupportedTable,
@@ -36,10 +44,91 @@ from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, delta_options, options_of, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
 from featurestore_connectors.sources import locations
-from featurestore_connectors.sources.delta_required import TableFiles, check_required
-from featurestore_connectors.sources.delta_widening import has_widened_columns, read_types
+from featurestore_connectors.sources.delta_widening import (
+    column_key,
+    has_widened_columns,
+    is_mapped_by_id,
+    read_types,
+    stored_key,
+)
 from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns, cast_batches
+
+
+@dataclass(frozen=True)
+class LoggedFiles:
+    """A version of a table.
+
+    Attributes:
+        source: The name of the source, for errors.
+        path: The folder of the table.
+        version: The version.
+        folder: A further folder whose files the table may have, as a shallow clone does.
+    """
+
+    source: str
+    path: str
+    version: int
+    folder: str | None
+
+    @cached_property
+    def replay(self) -> Replay:
+        """The actions of the log."""
+        return replay_log(self.path, self.version)
+
+    @cached_property
+    def required_fields(self) -> dict[str, Mapping[str, Any]]:
+        """The top-level fields of the schema that have no nulls, by name."""
+        fields = json.loads((self.replay.metadata or {})["schemaString"])["fields"]
+        return {field["name"]: field for field in fields if not field["nullable"]}
+
+
+def check_required(
+    batches: Iterator[pa.RecordBatch], table: LoggedFiles
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches, and refuse a null in a required column that a file lacks.
+
+    The log is read, once, only if a column has nulls, and files only for a required one.
+
+    Raises:
+        InvalidSourceFile: The message has the file and the column.
+    """
+    checked: set[str] = set()
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if column.null_count and name not in checked:
+                checked.add(name)
+                _check_column(name, table)
+        yield batch
+
+
+def _check_column(name: str, table: LoggedFiles) -> None:
+    """Refuse a required column without values in a file or in the partition values of a file."""
+    field = table.required_fields.get(name)
+    if field is None:
+        return
+    metadata = table.replay.metadata or {}
+    by_id = is_mapped_by_id(metadata)
+    is_partition = name in metadata.get("partitionColumns", ())
+    key = column_key(field, by_id=by_id and not is_partition)
+    for add in table.replay.adds.values():
+        if is_partition:
+            lacks_values = not (add.get("partitionValues") or {}).get(key)
+        else:
+            lacks_values = not _has_column(add, key, table, by_id=by_id)
+        if lacks_values:
+            raise InvalidSourceFile(
+                f"Source {table.source!r}, version {table.version} of {remove_owner(table.path)}: the "
+                f"file {add['path']} lacks the required column {name!r}.",
+                hint="omit the column with columns=[...], or rewrite the file",
+            )
+
+
+def _has_column(add: Mapping[str, Any], key: str, table: LoggedFiles, *, by_id: bool) -> bool:
+    path = file_path(table.path, add["path"], folder=table.folder)
+    schema = parquet.read_schema(files.open_ranges(path))
+    return any(stored_key(field, by_id=by_id) == key for field in schema)
+
 
 _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
 
@@ -149,7 +238,7 @@ class DeltaSnapshot(TypedColumns):
         if query.window is not None:
             rows = rows.filter(self._window_filter(query.window))
         path = self._path if self._mirror is None else self._mirror.folder
-        table = TableFiles(
+        table = LoggedFiles(
             self._config.name, path, self._version, locations.chosen_folder(self._config)
         )
         batches = check_required(self._converted_batches(rows.select(schema.names)), table)

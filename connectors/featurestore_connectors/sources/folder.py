@@ -49,6 +49,7 @@ from featurestore_connectors.sources.folders.listing import (
     relative_path,
     split_by_format,
     split_extensions,
+    without_metadata,
 )
 from featurestore_connectors.sources.folders.options import (
     ENDINGS,
@@ -59,7 +60,6 @@ from featurestore_connectors.sources.folders.options import (
     parse_options,
 )
 from featurestore_connectors.sources.folders.parquet_table import ParquetTable
-from featurestore_connectors.sources.folders.saved_dataset import without_metadata
 from featurestore_connectors.sources.folders.tables import (
     BadRows,
     FolderTable,

@@ -23,7 +23,7 @@ from featurestore.registry import access
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
 from featurestore.server.access.visitors import new_secret
-from featurestore.server.json_bounds import check_json
+from featurestore.server.bounds import check_json
 from featurestore.server.settings import Provider
 from featurestore.session import Session
 from featurestore.storage.grants import read_secret

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import NotSignedIn, TooManyAttempts
+from featurestore.model.threads import independent_tasks
 from featurestore.model.times import utc_now
 from featurestore.registry import access, audit_log
 from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.rows import lock
-from featurestore.server.access.visitors import hash_secret, new_secret, verify_password
+from featurestore.server.access.visitors import (
+    CONCURRENT_HASHES,
+    hash_secret,
+    new_secret,
+    verify_password,
+)
+from featurestore.server.turns import Turns
 from featurestore.session import Session
 
 _COOKIE_LIFETIME = timedelta(hours=12)
@@ -186,3 +196,33 @@ def _too_many_attempts_error(wait: timedelta) -> TooManyAttempts:
     return TooManyAttempts(
         "Too many failed sign-in attempts.", hint=f"wait {seconds} seconds", seconds=seconds
     )
+
+
+T = TypeVar("T")
+# The attempts of one network that wait, and the seconds that they wait.
+_WAITING, _SECONDS = 16, 10.0
+
+
+class PasswordThreads:
+    """Runs functions that hash passwords. One attempt of each network runs at a time."""
+
+    def __init__(self) -> None:
+        self._turns = Turns(
+            running=CONCURRENT_HASHES, per_person=1, waiting=_WAITING, seconds=_SECONDS
+        )
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def run(self, address: str, function: Callable[[], T]) -> T:
+        """Return the result of a function for a client.
+
+        Raises:
+            TooManyRequests: Too many attempts from this network wait.
+        """
+        network = network_of(address)
+        await self._turns.take(network)
+        try:
+            if self._threads is None:
+                self._threads = independent_tasks(CONCURRENT_HASHES, "featurestore-passwords")
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        finally:
+            self._turns.end(network)

@@ -1,11 +1,16 @@
 """Values of WebDataset files: the conversion of samples to the columns of a table.
 
-The last part of an extension names the encoding of a file.
+A sample has the adjacent files of a tar archive whose names share a base name. The base name ends
+at the first point after the folders of a file, and the extension begins there: ``a/0001.left.jpg``
+is the file ``left.jpg`` of the sample ``a/0001``. Only needed files are read. The last part of an
+extension names the encoding of a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,9 +35,114 @@ from featurestore.arrow.types import (
     is_list_type,
     is_nested,
 )
-from featurestore_connectors.sources.folders.options import FolderOptions
-from featurestore_connectors.sources.folders.tables import Column, TableSchema, text_rules
-from featurestore_connectors.sources.folders.tar_samples import Sample
+from featurestore.errors import FeatureStoreError
+from featurestore.storage.tar_files import TarMember, TarReader
+from featurestore_connectors.sources.folders.listing import FolderFile
+from featurestore_connectors.sources.folders.options import FolderOptions, TableName
+from featurestore_connectors.sources.folders.tables import (
+    Column,
+    TableSchema,
+    text_rules,
+    unreadable_file_error,
+)
+
+# A file is read completely, for one cell.
+_MAX_BYTES = 256 << 20
+# Returns how many bytes of the files with an extension are needed; None for all.
+NeededBytes = Callable[[str], int | None]
+
+
+@dataclass
+class TarSample:
+    """The files of a sample by lowercase extension; files that are not needed are empty.
+
+    ``number`` counts the samples of an archive from 1. ``problem`` is the reason why it is invalid.
+    """
+
+    number: int
+    key: str
+    files: dict[str, bytes] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def read_samples(file: FolderFile, table: TableName, needed: NeededBytes) -> Iterator[TarSample]:
+    """Yield the samples of an archive in order.
+
+    Raises:
+        InvalidSourceFile: The archive is damaged or truncated, has links, or the files of a sample are
+            not adjacent.
+    """
+    sample = TarSample(0, "")
+    # Hashes of the keys, which take less memory than the keys.
+    earlier: set[int] = set()
+    try:
+        with file.open() as stream:
+            reader = TarReader(stream)
+            for member in reader:
+                key, extension = split_name(member.name)
+                if _is_hidden(key):
+                    continue
+                if key != sample.key or not sample.number:
+                    if sample.number:
+                        yield sample
+                    sample = TarSample(sample.number + 1, key)
+                    if hash(key) in earlier:
+                        raise table.invalid_file_error(
+                            f"{file.name}: the files of the sample {key!r} are not adjacent.",
+                            hint="tar --sort=name -cf shard.tar folder",
+                        )
+                    earlier.add(hash(key))
+                _add_file(sample, member, extension, reader, needed, table, file)
+    except FeatureStoreError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise unreadable_file_error(file, table, error) from error
+    if sample.number:
+        yield sample
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the key and the lowercase extension of a file in an archive.
+
+    >>> split_name("./a.b/0001.left.JPG"), split_name("README")
+    (('a.b/0001', 'left.jpg'), ('README', ''))
+    """
+    folder, base = posixpath.split(name.removeprefix("./"))
+    stem, _, extension = base.partition(".")
+    return posixpath.join(folder, stem), extension.lower()
+
+
+def _is_hidden(key: str) -> bool:
+    # The names of files that systems add to archives, such as ``._0001.jpg``, begin with a point.
+    name = posixpath.basename(key)
+    return not name or (name.startswith("__") and name.endswith("__"))
+
+
+def _add_file(
+    sample: TarSample,
+    member: TarMember,
+    extension: str,
+    reader: TarReader,
+    needed: NeededBytes,
+    table: TableName,
+    file: FolderFile,
+) -> None:
+    """Add a file to a sample, with as many of its bytes as needed."""
+    if not extension:
+        sample.problem = f"the file {member.name!r} has no extension"
+        return
+    if extension in sample.files:
+        sample.problem = f"it has two files {extension!r}"
+        return
+    size = needed(extension)
+    if size is None and member.size > _MAX_BYTES:
+        raise table.invalid_file_error(
+            f"{file.name}: the file {member.name!r} has {member.size:,} bytes; at most "
+            f"{_MAX_BYTES:,} are read.",
+            hint="columns=[...] of the call reads other columns",
+        )
+    sample.files[extension] = reader.read(size)
+
 
 KEY = "key"
 JSON_SUFFIXES = ("json", "jsn")
@@ -77,7 +187,7 @@ class SampleDecoder:
         is_needed = extension in self._requested or self._has_members(extension)
         return None if is_needed else 0
 
-    def decode(self, samples: Sequence[Sample]) -> tuple[list[pa.Array], dict[int, BadValue]]:
+    def decode(self, samples: Sequence[TarSample]) -> tuple[list[pa.Array], dict[int, BadValue]]:
         """Return the columns, and for each invalid row its column and the reason."""
         problems: dict[int, BadValue] = {}
         objects = []
@@ -114,7 +224,7 @@ class SampleDecoder:
         """Return whether a column is a file that is not JSON."""
         return last_part(name) not in JSON_SUFFIXES
 
-    def _members(self, sample: Sample) -> dict[str, Any]:
+    def _members(self, sample: TarSample) -> dict[str, Any]:
         """Return the values of the JSON files of a sample by column.
 
         Raises:

@@ -26,9 +26,11 @@ from featurestore_connectors.sources.folders.sample_values import (
     ARRAY_SUFFIX,
     JSON_SUFFIXES,
     KEY,
+    TarSample,
     SampleDecoder,
     last_part,
     parse_value,
+    read_samples,
 )
 from featurestore_connectors.sources.folders.scan import JsonScan, TextScan
 from featurestore_connectors.sources.folders.tables import (
@@ -39,7 +41,6 @@ from featurestore_connectors.sources.folders.tables import (
     check_declared,
     drop_rows,
 )
-from featurestore_connectors.sources.folders.tar_samples import Sample, read_samples
 
 _INTEGERS = ("class", "cls", "cls2", "count", "id", "index", "inx")
 _TEXTS = ("text", "transcript", "txt")
@@ -108,8 +109,8 @@ class WebDatasetTable(FolderTable):
         return None if suffix in JSON_SUFFIXES + _INTEGERS else 0
 
     def _valid_samples(
-        self, samples: Sequence[Sample], file: FolderFile, bad_rows: BadRows
-    ) -> list[Sample]:
+        self, samples: Sequence[TarSample], file: FolderFile, bad_rows: BadRows
+    ) -> list[TarSample]:
         for sample in samples:
             if sample.problem is not None:
                 row = BadRow(file.name, sample.number, None, sample.problem, sample.key)
@@ -130,7 +131,7 @@ class _SampleScan:
         # The members are the extensions of JSON files.
         self._json = JsonScan(table.options.rules(""))
 
-    def update(self, samples: Sequence[Sample], file: FolderFile, bad_rows: BadRows) -> None:
+    def update(self, samples: Sequence[TarSample], file: FolderFile, bad_rows: BadRows) -> None:
         """Update the inference with samples of a file."""
         self.has_samples = self.has_samples or bool(samples)
         rows_of_json: list[dict[str, Any]] = []
@@ -234,9 +235,9 @@ class _ArrayScan:
         return dtype
 
 
-def _sized_batches(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
+def _sized_batches(samples: Iterator[TarSample]) -> Iterator[list[TarSample]]:
     """Yield the samples in batches of bounded size."""
-    batch: list[Sample] = []
+    batch: list[TarSample] = []
     size = 0
     for sample in samples:
         batch.append(sample)

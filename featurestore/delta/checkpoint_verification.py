@@ -8,7 +8,7 @@ from typing import Any
 
 from featurestore.delta.checksums import checksum_in_add, file_checksum
 from featurestore.delta.datafile import parse_statistics
-from featurestore.delta.replay import Replay
+from featurestore.delta.table_state import Replay
 from featurestore.delta.verification_result import COPY_HINT, TableVerification
 from featurestore.errors import FeatureStoreError
 

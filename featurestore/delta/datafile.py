@@ -25,8 +25,7 @@ import pyarrow.types as pat
 
 from featurestore.delta.checksums import checksum_in_add
 from featurestore.delta.log import damaged_file
-from featurestore.delta.schema import check_no_deletion_vector, unsupported_feature_error
-from featurestore.errors import FeatureStoreError, TableDamaged
+from featurestore.errors import FeatureStoreError, TableDamaged, UnsupportedTable
 from featurestore.model.times import to_micros
 from featurestore.storage import files
 from featurestore.storage.location import make_absolute
@@ -71,7 +70,8 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
     """
     log_path = add["path"]
     # A file that is read without its deletion vector would return deleted rows.
-    check_no_deletion_vector(path, log_path, add)
+    if add.get("deletionVector") is not None:
+        raise unsupported_feature_error(path, f"deletion vectors (its file {log_path} has one)")
     try:
         return DataFile(
             path=file_path(path, log_path),
@@ -128,6 +128,14 @@ def file_path(path: str, log_path: str, *, folder: str | None = None) -> str:
     if not is_inside and (folder is None or not files.is_below(joined_path, folder)):
         raise unsupported_feature_error(path, f"files outside its folder ({log_path})")
     return joined_path
+
+
+def unsupported_feature_error(path: str, feature: str) -> UnsupportedTable:
+    """Return the error for a table that would be read incorrectly."""
+    return UnsupportedTable(
+        f"The Delta table at {path} uses {feature}, which the store does not support.",
+        hint="copy its rows into a plain Delta table or Parquet files with the tool that wrote it",
+    )
 
 
 def commit_order_key(file: DataFile) -> tuple[int, str]:

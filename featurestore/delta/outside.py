@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from featurestore.delta import log
-from featurestore.delta.datafile import file_path
+from featurestore.delta.datafile import file_path, unsupported_feature_error
 from featurestore.delta.log import LOG_FOLDER, damaged_file, parse_actions, unreadable_file
-from featurestore.delta.replay import read_checkpoint
-from featurestore.delta.schema import unsupported_feature_error
+from featurestore.delta.table_state import read_checkpoint
 from featurestore.storage import files
 
 _SUMMARY = re.compile(r"(?:\d{20}\.)?(?P<last>\d{20})\.(?P<type>checkpoint|compacted)\.")

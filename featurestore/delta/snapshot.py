@@ -27,16 +27,16 @@ from featurestore.delta.datafile import (
     commit_order_key,
     has_bounds,
     parse_statistics,
+    unsupported_feature_error,
 )
 from featurestore.delta.deletions import deletion_error
 from featurestore.delta.log import FileState
-from featurestore.delta.replay import Replay
-from featurestore.delta.schema import (
+from featurestore.delta.table_state import (
     Protocol,
+    Replay,
     UnknownTypeError,
     arrow_schema,
     check_readable,
-    unsupported_feature_error,
 )
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 from featurestore.model.runtime import ForkSafeLock

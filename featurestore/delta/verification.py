@@ -24,7 +24,7 @@ from featurestore.delta.checksums import (
 )
 from featurestore.delta.file_verification import AddedFile, add_outcome, verify_file
 from featurestore.delta.log import Actions
-from featurestore.delta.replay import Replay
+from featurestore.delta.table_state import Replay
 from featurestore.delta.verification_result import TableVerification
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files

@@ -21,8 +21,8 @@ from featurestore.arrow.fitting import widened_schema
 from featurestore.delta.commits import duplicate_keys_error
 from featurestore.delta.datafile import DataFile, has_bounds
 from featurestore.delta.maintenance import check_contents, check_files
-from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.delta.table_state import check_writable
 from featurestore.errors import InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import TableWrite, TimeRange

@@ -18,8 +18,8 @@ from featurestore.delta.maintenance import (
     orphan_cutoff_time,
     remove_unneeded_files,
 )
-from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.delta.table_state import check_writable
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.plugins.engine import TABLE_PROPERTIES, PropertyChange, Relation, TableWrite
 from featurestore.storage import files as storage

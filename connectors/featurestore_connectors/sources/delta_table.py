@@ -25,8 +25,8 @@ from featurestore.delta import log
 from featurestore.delta.datafile import file_path
 from featurestore.delta.history import version_at
 from featurestore.delta.outside import check_files_inside
-from featurestore.delta.replay import Replay
 from featurestore.delta.snapshot import read_snapshot, replay_log
+from featurestore.delta.table_state import Replay
 from featurestore.errors import (
     InvalidArgument,
     InvalidSourceFile,

@@ -26,8 +26,8 @@ from pyarrow import parquet
 from featurestore.arrow.types import is_nested
 from featurestore.delta import log
 from featurestore.delta.datafile import file_path, parse_statistics
-from featurestore.delta.schema import decimal_digits, type_name
 from featurestore.delta.snapshot import replay_log
+from featurestore.delta.table_state import decimal_digits, type_name
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 

@@ -18,8 +18,8 @@ from typing import Any
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import commit_info, commit_path, latest_version, read_commit
-from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.table_state import check_writable
 from featurestore.errors import (
     RowsOutsideWindow,
     TableDamaged,

@@ -13,9 +13,9 @@ import threading
 from typing import Any
 from urllib.parse import unquote
 
+from featurestore.delta.datafile import unsupported_feature_error
 from featurestore.delta.log import LOG_FOLDER
 from featurestore.delta.outside import summarized_version
-from featurestore.delta.schema import unsupported_feature_error
 from featurestore.storage import files, storage_for
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import make_absolute, remove_owner

@@ -27,8 +27,8 @@ from featurestore.arrow.types import storage_schema
 from featurestore.delta.commits import duplicate_keys_error, seal_commit
 from featurestore.delta.log import Actions, commit_path, is_delta_table, parse_actions
 from featurestore.delta.maintenance import remove_unneeded_files
-from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.delta.table_state import check_writable
 from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.engine import TABLE_PROPERTIES, PropertyChange, Relation, TableWrite

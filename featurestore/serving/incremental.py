@@ -30,9 +30,8 @@ from featurestore.serving.layout import (
     unpack_entries,
     value_sequence,
 )
-from featurestore.serving.receipts import GenerationWriter, WrittenValues
 from featurestore.serving.rows import LABEL_TIME, PublishedGroup, collect_values, later_labels
-from featurestore.serving.seals import SEAL_BYTES, find_damaged
+from featurestore.serving.seals import SEAL_BYTES, GenerationWriter, WrittenValues, find_damaged
 from featurestore.serving.state import PublishedView
 
 _REMOVED, _HASH = "removed", "row_hash"

@@ -36,17 +36,17 @@ from featurestore.retrieval.catalog import Pins, RegisteredSpecs, pinned_source
 from featurestore.retrieval.view_rows import check_view
 from featurestore.serving.incremental import ChangeWriter
 from featurestore.serving.layout import ValueLayout
-from featurestore.serving.lease import PublisherLease
-from featurestore.serving.ownership import check_publisher, find_origin
-from featurestore.serving.receipts import (
+from featurestore.serving.ownership import PublisherLease, check_publisher, find_origin
+from featurestore.serving.rows import PublishedGroup, write_all
+from featurestore.serving.seals import (
     GenerationWriter,
     Receipt,
+    Sealer,
     WrittenValues,
     delete_receipts,
     has_receipts,
+    store_tag,
 )
-from featurestore.serving.rows import PublishedGroup, write_all
-from featurestore.serving.seals import Sealer, store_tag
 from featurestore.serving.state import (
     GRACE,
     STATE_FORMAT,

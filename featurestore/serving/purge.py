@@ -19,10 +19,8 @@ from featurestore.plugins.online import OnlineStore
 from featurestore.recovery import views
 from featurestore.registry.artifacts import feature_views
 from featurestore.serving.columns import PREFIX_BYTES
-from featurestore.serving.lease import PublisherLease, is_held
-from featurestore.serving.ownership import find_origin, is_own_state
-from featurestore.serving.receipts import RECEIPT_KIND
-from featurestore.serving.seals import is_sealed_by, store_tag
+from featurestore.serving.ownership import PublisherLease, find_origin, is_held, is_own_state
+from featurestore.serving.seals import RECEIPT_KIND, is_sealed_by, store_tag
 from featurestore.serving.state import GRACE, STATE_PREFIX, PublishedView, ViewState
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.session import Session

@@ -32,7 +32,7 @@ from featurestore.serving.layout import (
     to_timestamps,
     unpack_entries,
 )
-from featurestore.serving.receipts import GenerationWriter, WrittenValues
+from featurestore.serving.seals import GenerationWriter, WrittenValues
 from featurestore.serving.state import GroupId, GroupState
 
 # Columns of intermediate relations: keys, published columns, times, and the label time.

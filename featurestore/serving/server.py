@@ -32,11 +32,10 @@ from featurestore.plugins.online import OnlineStore
 from featurestore.registry.origins import VIEW
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.serving.layout import ValueLayout, ValueStatus
-from featurestore.serving.online_reads import OnlineReads
 from featurestore.serving.ownership import check_published
 from featurestore.serving.seals import find_damaged
 from featurestore.serving.state import GroupState, PublishedView, ViewState
-from featurestore.serving.stores import StoreClock, open_online_store
+from featurestore.serving.stores import OnlineReads, StoreClock, open_online_store
 from featurestore.serving.value_reads import DirectReads, ServedBatch, ValueReader
 from featurestore.serving.vector_log import LogState, VectorLog
 from featurestore.serving.vector_plan import (

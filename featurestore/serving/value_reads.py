@@ -81,7 +81,7 @@ class ValueReader:
         if published != self._kinds:
             select = self._select or tuple
             converters: list[Convert | None] = [
-                None if old == new else partial(to_value, kind=new)
+                None if old == new else partial(to_value, dtype=new)
                 for old, new in zip(published, self._kinds, strict=True)
             ]
             self._select = lambda values: tuple(

@@ -17,8 +17,7 @@ import featurestore
 from featurestore.model.times import utc_now
 from featurestore.plugins.online import OnlineStore
 from featurestore.serving import purge as purges
-from featurestore.serving.lease import PublisherLease
-from featurestore.serving.ownership import find_origin
+from featurestore.serving.ownership import PublisherLease, find_origin
 from featurestore.serving.state import PublishedView, ViewState
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.store import FeatureStore

@@ -14,7 +14,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import PublicationSuperseded
-from featurestore.serving.lease import PublisherLease
+from featurestore.serving.ownership import PublisherLease
 from featurestore.serving.state import Origin, PublishedView
 from featurestore.serving.stores import StoreClock, open_online_store
 from tests.on_spark import on_engines

@@ -17,7 +17,7 @@ from featurestore.errors import PublicationSuperseded
 from featurestore.model.times import utc_now
 from featurestore.serving import publication, rows
 from featurestore.serving.incremental import ChangeWriter
-from featurestore.serving.lease import PublisherLease
+from featurestore.serving.ownership import PublisherLease
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.store import FeatureStore
 from tests.serving import redis_server as servers
@@ -114,6 +114,6 @@ def test_lease_of_a_call_that_ended_without_its_server_is_taken_over_at_once(
         first.publish("v")
     monkeypatch.undo()
     # The heartbeats of a lease last for 30 seconds.
-    monkeypatch.setattr("featurestore.serving.lease.time.sleep", lambda _: pytest.fail("waits"))
+    monkeypatch.setattr("featurestore.serving.ownership.time.sleep", lambda _: pytest.fail("waits"))
     second.publish("v")
     assert read_all(second) == [1] * len(ROWS)

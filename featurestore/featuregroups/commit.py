@@ -35,7 +35,7 @@ from featurestore.plugins import observers
 from featurestore.plugins.engine import AggregatesWhileStaging, Relation, TableWrite
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight
-from featurestore.registry import featuregroups, reports
+from featurestore.registry import artifacts, featuregroups
 from featurestore.retrieval.compared_features import ComparedFeatures
 from featurestore.session import Session
 from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
@@ -377,7 +377,7 @@ def _update_registry(
         groups.add_lineage(connection, spec, commit)
         if batch.report is not None:
             report = replace(batch.report, delta_version=commit.delta_version)
-            reports.add_validation_report(connection, featuregroups.KIND, report.to_json())
+            artifacts.add_validation_report(connection, featuregroups.KIND, report.to_json())
 
 
 def _declared_metadata(declared: GroupOptions) -> commits.Meta:

@@ -23,7 +23,7 @@ from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.observers import Work, observed
-from featurestore.registry import featuregroups, reports
+from featurestore.registry import artifacts, featuregroups
 from featurestore.retrieval.compared_features import ComparedFeatures
 from featurestore.session import Session
 from featurestore.statistics import (
@@ -219,7 +219,7 @@ def validate(
     )
     report = replace(outcome.report, results=results, delta_version=group.delta_version)
     with session.registry.transaction() as connection:
-        reports.add_validation_report(connection, featuregroups.KIND, report.to_json())
+        artifacts.add_validation_report(connection, featuregroups.KIND, report.to_json())
     return report
 
 
@@ -229,7 +229,7 @@ def validation_history(
     """Return the latest validation reports of a group, oldest first; failed writes are included."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
-        report_records = reports.validation_reports_of(
+        report_records = artifacts.validation_reports_of(
             connection, featuregroups.KIND, name, version, limit=limit
         )
     return Listing(map(ValidationReport.from_json, report_records))

@@ -80,7 +80,7 @@ from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.recovery import claims, groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.liveness import versions_in_flight
-from featurestore.registry import featuregroups, reports
+from featurestore.registry import artifacts, featuregroups
 from featurestore.registry.artifacts import feature_views
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.provenance import existing_inputs
@@ -499,4 +499,4 @@ def _record_failed_validation(session: Session, error: ValidationFailed | Duplic
     if isinstance(report, ValidationReport):
         # The caller needs the validation error, not an error about storing the report.
         with suppress(RegistryError), session.registry.transaction() as connection:
-            reports.add_validation_report(connection, featuregroups.KIND, report.to_json())
+            artifacts.add_validation_report(connection, featuregroups.KIND, report.to_json())

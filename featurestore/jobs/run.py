@@ -38,7 +38,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
 from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes
-from featurestore.registry import jobs, reports, runs
+from featurestore.registry import artifacts, jobs, runs
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import GROUP, JOB, Object
 from featurestore.registry.recorded_reads import ReadRecorder, recording
@@ -310,7 +310,7 @@ def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
         incidents.update_incidents(connection, spec, {}, families=[incidents.FAILURE])
     if spec.fills_group or spec.stream is not None:
         present = {}
-        failed_rows = reports.describe_failed_validations(connection, run_id)
+        failed_rows = artifacts.describe_failed_validations(connection, run_id)
         if failed_rows:
             present[incidents.VALIDATION] = failed_rows
         incidents.update_incidents(connection, spec, present, families=[incidents.VALIDATION])

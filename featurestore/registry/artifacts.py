@@ -1,4 +1,4 @@
-"""Versioned objects in the registry: common operations and tags, feature views and models.
+"""Versioned objects in the registry: common operations, tags and reports, feature views and models.
 
 Each kind of object has a table with one row per version. Tags, lineage, window aggregates, search
 documents and validation reports refer to a version by kind, name and number. ``VersionedTable``
@@ -26,10 +26,11 @@ from featurestore.errors import (
 from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
+from featurestore.model.times import to_micros, utc_now
 from featurestore.registry import lineage, origins, search_documents, tables
 from featurestore.registry.rows import lock, translate_parse_errors
 from featurestore.registry.stores import unregistered_error
-from featurestore.registry.tables import featuregroups, is_latest, tags
+from featurestore.registry.tables import featuregroups, is_latest, tags, validation_reports
 from featurestore.registry.unregistered import is_unregistered
 
 # A command that reads only groups imports no definitions of views and models.
@@ -241,6 +242,52 @@ def _refers_to_version(
 ) -> sa.ColumnElement[bool]:
     columns = table.c
     return sa.and_(columns.kind == kind, columns.name == name, columns.version == version)
+
+
+def add_validation_report(connection: Connection, kind: str, report: Mapping[str, Any]) -> None:
+    """Record a validation report, which is a JSON object with the schema ``validation_report``."""
+    connection.execute(
+        validation_reports.insert().values(
+            kind=kind,
+            name=report["name"],
+            version=report["version"],
+            delta_version=report.get("delta_version"),
+            run_id=report.get("run_id"),
+            policy=report["policy"],
+            success=bool(report["success"]),
+            rows=report["rows"],
+            report=json.dumps(report),
+            created=to_micros(utc_now()),
+        )
+    )
+
+
+def validation_reports_of(
+    connection: Connection, kind: str, name: str, version: int, *, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the ``limit`` newest reports of a version as JSON objects, oldest first."""
+    columns = validation_reports.c
+    query = (
+        sa.select(columns.report)
+        .where(columns.kind == kind, columns.name == name, columns.version == version)
+        .order_by(columns.id.desc())
+        .limit(limit)
+    )
+    with translate_parse_errors(f"the validation reports of {name!r} version {version}"):
+        newest_first = [json.loads(text) for text in connection.execute(query).scalars()]
+    return newest_first[::-1]
+
+
+def describe_failed_validations(connection: Connection, run_id: str) -> list[str]:
+    """Describe the failed validations of the rows that a run committed."""
+    columns = validation_reports.c
+    query = sa.select(columns.name, columns.policy, columns.rows).where(
+        columns.run_id == run_id, columns.success.is_(False)
+    )
+    return [
+        f"{rows:,} rows for {name} failed validation (policy {policy})"
+        for name, policy, rows in connection.execute(query)
+    ]
 
 
 class _FeatureViews(VersionedTable):

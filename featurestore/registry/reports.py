@@ -1,68 +1,22 @@
-"""Validation and monitor reports, and the out-of-bounds windows that users accepted."""
+"""Monitor reports, and the out-of-bounds windows that users accepted."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Any, cast
+from typing import cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model import times
 from featurestore.model.monitor_report import Acceptance, MonitorReport, Subject
-from featurestore.model.times import Window, from_micros, to_micros, utc_now
+from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.registry.rows import put_row, translate_parse_errors
-from featurestore.registry.tables import monitor_acceptances, monitor_results, validation_reports
-
-
-def add_validation_report(connection: Connection, kind: str, report: Mapping[str, Any]) -> None:
-    """Record a validation report, which is a JSON object with the schema ``validation_report``."""
-    connection.execute(
-        validation_reports.insert().values(
-            kind=kind,
-            name=report["name"],
-            version=report["version"],
-            delta_version=report.get("delta_version"),
-            run_id=report.get("run_id"),
-            policy=report["policy"],
-            success=bool(report["success"]),
-            rows=report["rows"],
-            report=json.dumps(report),
-            created=to_micros(utc_now()),
-        )
-    )
-
-
-def validation_reports_of(
-    connection: Connection, kind: str, name: str, version: int, *, limit: int | None = None
-) -> list[dict[str, Any]]:
-    """Return the ``limit`` newest reports of a version as JSON objects, oldest first."""
-    columns = validation_reports.c
-    query = (
-        sa.select(columns.report)
-        .where(columns.kind == kind, columns.name == name, columns.version == version)
-        .order_by(columns.id.desc())
-        .limit(limit)
-    )
-    with translate_parse_errors(f"the validation reports of {name!r} version {version}"):
-        newest_first = [json.loads(text) for text in connection.execute(query).scalars()]
-    return newest_first[::-1]
-
-
-def describe_failed_validations(connection: Connection, run_id: str) -> list[str]:
-    """Describe the failed validations of the rows that a run committed."""
-    columns = validation_reports.c
-    query = sa.select(columns.name, columns.policy, columns.rows).where(
-        columns.run_id == run_id, columns.success.is_(False)
-    )
-    return [
-        f"{rows:,} rows for {name} failed validation (policy {policy})"
-        for name, policy, rows in connection.execute(query)
-    ]
+from featurestore.registry.tables import monitor_acceptances, monitor_results
 
 
 def record_monitor_reports(

@@ -33,7 +33,7 @@ from featurestore.readers.shardfiles import check_shards
 from featurestore.recovery import claims, datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import check_source_files, pin_sources
-from featurestore.registry import reports
+from featurestore.registry import artifacts
 from featurestore.registry.training_datasets import KIND
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -332,7 +332,7 @@ def _register_report(session: Session, report: ValidationReport | None, manifest
         return
     report = replace(report, version=manifest.version, run_id=manifest.run_id)
     with session.registry.transaction() as connection:
-        reports.add_validation_report(connection, KIND, report_to_json(report))
+        artifacts.add_validation_report(connection, KIND, report_to_json(report))
 
 
 class ExportProgress:

@@ -20,7 +20,6 @@ from featurestore.registry import (
     featuregroups,
     lineage,
     open_registry,
-    reports,
     training_datasets,
 )
 from featurestore.registry.migrations import head_revision
@@ -58,7 +57,7 @@ def fill(directory: str) -> None:
             connection, "featuregroup", "speeds", 1, delta_version=1, job="speeds", run_id="r1",
             inputs=[{"featuregroup": "raw", "version": 1, "delta_version": 4}],
         )  # fmt: skip
-        reports.add_validation_report(connection, "featuregroup", REPORT)
+        artifacts.add_validation_report(connection, "featuregroup", REPORT)
         dataset = training_datasets.RegisteredDataset(
             "rides", 1, "0" * 64, "tfrecord", 10,
             pins=(training_datasets.Pin("speeds", 1, 1, "t-1"),),

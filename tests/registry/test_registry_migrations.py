@@ -124,14 +124,7 @@ def test_open_registry_newer_revision_raises(tmp_path: Path, registry_url: str |
 
 @pytest.mark.parametrize("old", sorted(ASSETS.glob("*.db")), ids=lambda path: path.stem)
 def test_old_registry_upgrade_keeps_rows(tmp_path: Path, old: Path) -> None:
-    from featurestore.registry import (
-        artifacts,
-        featuregroups,
-        intents,
-        lineage,
-        reports,
-        training_datasets,
-    )
+    from featurestore.registry import artifacts, featuregroups, intents, lineage, training_datasets
 
     shutil.copy(old, tmp_path / "registry.db")
     assert inspect(str(tmp_path)) == old.stem
@@ -147,7 +140,7 @@ def test_old_registry_upgrade_keeps_rows(tmp_path: Path, old: Path) -> None:
         assert artifacts.tags_of(connection, "featuregroup", "speeds", 1) == {"team": "roads"}
         assert training_datasets.get(connection, "rides").pins[0].featuregroup == "speeds"
         assert lineage.results(connection, "raw")[0].name == "speeds"
-        assert len(reports.validation_reports_of(connection, "featuregroup", "speeds", 1)) == 1
+        assert len(artifacts.validation_reports_of(connection, "featuregroup", "speeds", 1)) == 1
         assert intents.list_all(connection) == []
     registry.close()
 

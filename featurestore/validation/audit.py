@@ -30,9 +30,9 @@ from featurestore.model.validation import (
 )
 from featurestore.plugins.observers import observed_part
 from featurestore.plugins.validator import Validator, find_validator
-from featurestore.validation.check_errors import error_result, refusal
 from featurestore.validation.checks import (
     DUPLICATE_KEYS,
+    EARLY_TIMES,
     CheckCounts,
     RowAccumulator,
     RowCheck,
@@ -40,20 +40,14 @@ from featurestore.validation.checks import (
     Subject,
     built_in_row_checks,
     duplicate_keys_result,
-    row_check_result,
+    error_result,
 )
-from featurestore.validation.comparisons import (
-    OpenFeature,
-    distinct_comparisons,
-    mark_existing_values,
-)
+from featurestore.validation.comparisons import OpenFeature, mark_existing_values
 from featurestore.validation.duplicate_hints import DuplicateRows, duplicate_keys_hint
 from featurestore.validation.quarantine import QuarantineSplit, split_rows
 from featurestore.validation.tables import check_table
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from featurestore.plugins.engine import Engine, Relation
 
 _MAX_SHOWN_SAMPLES = 3
@@ -76,32 +70,36 @@ class AuditOutcome:
 
 @dataclass(frozen=True)
 class _AuditPlan:
-    """The subject, engine and checks of an audit."""
+    """The rows, subject, engine and checks of an audit.
+
+    ``marked`` has the rows of ``relation`` with a column for each comparison with another group.
+    ``errors`` has the expectations that cannot be evaluated on this table.
+    """
 
     subject: Subject
     engine: Engine
-    validator: Validator | None
+    relation: Relation
+    marked: Relation
     checks: tuple[RowCheck, ...]
-    row_expectations: tuple[Mapping[str, Any], ...]
-    table_expectations: tuple[Mapping[str, Any], ...]
-    # The results of expectations that cannot be evaluated on this table.
-    errors: tuple[ExpectationResult, ...] = ()
-
-    @property
-    def comparisons(self) -> tuple[FeatureComparison, ...]:
-        """The comparisons with features of other groups."""
-        return distinct_comparisons(map(FeatureComparison.from_expectation, self.row_expectations))
+    validator: Validator | None = None
+    row_expectations: tuple[Mapping[str, Any], ...] = ()
+    table_expectations: tuple[Mapping[str, Any], ...] = ()
+    errors: tuple[tuple[Mapping[str, Any], InvalidExpectation], ...] = ()
 
     def columns(self) -> list[str]:
-        """Return the columns that row checks read, in table order."""
+        """Return the columns that row checks read: those of the table in order, then markers."""
         needed = set(self.subject.key)
         for check in self.checks:
             needed.update(check.columns)
+        markers = []
         if self.validator is not None:
             for expectation in self.row_expectations:
                 needed.update(self.validator.columns(expectation))
+                comparison = FeatureComparison.from_expectation(expectation)
+                if comparison is not None:
+                    markers.append(comparison.marker)
         names = [name for name in self.subject.schema.names if name in needed]
-        return [*names, *(comparison.marker for comparison in self.comparisons)]
+        return [*names, *dict.fromkeys(markers)]
 
 
 def audit(
@@ -157,127 +155,107 @@ def audit(
             hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
     now = now or utc_now()
-    report = ValidationReport(
-        subject.name, subject.version, validation, now, 0, run_id=run_id, details={"mode": mode}
-    )
     if validation == "off":
+        report = ValidationReport(
+            subject.name, subject.version, validation, now, 0, run_id=run_id, details={"mode": mode}
+        )
         return AuditOutcome(report, relation)
     # Importing Great Expectations takes about three seconds, so it is imported only if there are
     # expectations.
     if expectations and validator is None:
         validator = find_validator()
-    checks = built_in_row_checks(subject, now=now, tolerance=event_time_tolerance)
-    run = _prepare_audit(subject, engine, expectations, validator, checks)
-    marked, comparison_errors = mark_existing_values(
-        relation, run.comparisons, engine=engine, open_feature=open_feature
+    audit_plan = _plan_audit(
+        relation,
+        subject,
+        engine=engine,
+        checks=built_in_row_checks(subject, now=now, tolerance=event_time_tolerance),
+        expectations=expectations,
+        validator=validator,
+        open_feature=open_feature,
     )
-    run = _without_failed_comparisons(run, comparison_errors)
     with observed_part("validate", subject.name, version=subject.version) as work:
-        outcome = _run_audit(run, relation, marked, report, directory, library=library)
-        work.report = outcome.report
-    return outcome
-
-
-def _run_audit(
-    audit_plan: _AuditPlan,
-    relation: Relation,
-    marked: Relation,
-    report: ValidationReport,
-    directory: str | None,
-    *,
-    library: str,
-) -> AuditOutcome:
-    """Run all checks, quarantine or reject failing rows, and return the rows to commit.
-
-    ``marked`` has the rows of ``relation`` with the columns of comparisons with other groups.
-    """
-    results, rows = _check_rows(audit_plan, marked)
-    results += [replace(error, rows=rows) for error in audit_plan.errors]
-    failed = [result for result in results if not result.success and not result.warning]
-    good, quarantined = relation, None
-    is_write = report.details["mode"] != "check"
-    refused = refusal(report.name, results) if is_write else None
-    if refused is not None:
-        raise refused
-    if report.validation == "quarantine" and failed:
-        split = _split_failing_rows(
-            audit_plan, marked, failed, schema=relation.schema, directory=directory
+        results, rows, failed = _check_rows(audit_plan)
+        _refuse_errors(results, subject, mode=mode)
+        good, quarantined = relation, None
+        if validation == "quarantine" and failed:
+            split = _split_failing_rows(audit_plan, failed, directory=directory)
+            good, quarantined = split.good, split.quarantined
+        results += _check_table(audit_plan, good, rows=rows)
+        _refuse_errors(results, subject, mode=mode)
+        report = ValidationReport(
+            subject.name,
+            subject.version,
+            validation,
+            now,
+            rows,
+            tuple(results),
+            0 if quarantined is None else engine.count(quarantined),
+            run_id=run_id,
+            details={"mode": mode},
         )
-        good, quarantined = split.good, split.quarantined
-    # Table-level expectations refer to the rows that would be committed.
-    if audit_plan.table_expectations and audit_plan.validator is not None:
-        results += check_table(
-            good,
-            audit_plan.subject,
-            engine=audit_plan.engine,
-            expectations=audit_plan.table_expectations,
-            validator=audit_plan.validator,
-        )
-        results = [replace(result, rows=rows) if result.is_error else result for result in results]
-        refused = refusal(report.name, results) if is_write else None
-        if refused is not None:
-            raise refused
-    report = replace(report, rows=rows, results=tuple(results))
-    if quarantined is not None:
-        report = replace(report, rows_quarantined=audit_plan.engine.count(quarantined))
-    failures = _select_rejecting(report, mode=report.details["mode"], row_failures=failed)
-    if failures:
-        raise _rejection(audit_plan, relation, report, failures, library=library)
+        failures = _select_rejecting(report, mode=mode, row_failures=failed)
+        if failures:
+            raise _rejection(audit_plan, report, failures, library=library)
+        work.report = report
     unique = None
-    if audit_plan.subject.key:
+    if subject.key:
         # All rows with a duplicate key are quarantined.
-        unique = quarantined is not None or _find_result(failed, DUPLICATE_KEYS) is None
+        unique = quarantined is not None or not any(map(_has_duplicate_keys, failed))
     return AuditOutcome(report, good, quarantined, unique)
 
 
-def _prepare_audit(
+def _plan_audit(
+    relation: Relation,
     subject: Subject,
+    *,
     engine: Engine,
+    checks: tuple[RowCheck, ...],
     expectations: Sequence[Mapping[str, Any]],
     validator: Validator | None,
-    checks: tuple[RowCheck, ...],
+    open_feature: OpenFeature | None,
 ) -> _AuditPlan:
-    """Normalize the expectations again, and group them by row level and table level."""
+    """Normalize the expectations again, group them, and add columns of comparisons to the rows."""
+    if validator is None:
+        return _AuditPlan(subject, engine, relation, relation, checks)
     row_expectations: list[Mapping[str, Any]] = []
     table_expectations: list[Mapping[str, Any]] = []
-    errors: list[ExpectationResult] = []
-    if validator is None:
-        return _AuditPlan(subject, engine, None, checks, (), ())
+    errors: list[tuple[Mapping[str, Any], InvalidExpectation]] = []
+    comparisons: list[FeatureComparison] = []
     # The expectations are stored in the table definition, which another program may have written.
     for expectation in validator.normalize(expectations):
         try:
             check_columns(expectation, subject, validator=validator)
         except InvalidExpectation as error:
-            errors.append(error_result(expectation, error, rows=0))
+            errors.append((expectation, error))
             continue
-        if validator.is_row_level(expectation):
-            row_expectations.append(expectation)
-        else:
+        if not validator.is_row_level(expectation):
             table_expectations.append(expectation)
+            continue
+        row_expectations.append(expectation)
+        comparison = FeatureComparison.from_expectation(expectation)
+        if comparison is not None and comparison not in comparisons:
+            comparisons.append(comparison)
+    marked = relation
+    if comparisons:
+        marked, refused = mark_existing_values(
+            relation, comparisons, engine=engine, open_feature=open_feature
+        )
+        for expectation in tuple(row_expectations):
+            comparison = FeatureComparison.from_expectation(expectation)
+            if comparison in refused:
+                row_expectations.remove(expectation)
+                errors.append((expectation, refused[comparison]))
     return _AuditPlan(
         subject,
         engine,
-        validator,
+        relation,
+        marked,
         checks,
+        validator,
         tuple(row_expectations),
         tuple(table_expectations),
         tuple(errors),
     )
-
-
-def _without_failed_comparisons(
-    audit_plan: _AuditPlan, errors: Mapping[FeatureComparison, InvalidExpectation]
-) -> _AuditPlan:
-    """Return a plan whose comparisons with features all have a column in the checked rows."""
-    row_expectations, results = [], list(audit_plan.errors)
-    for expectation in audit_plan.row_expectations:
-        comparison = FeatureComparison.from_expectation(expectation)
-        error = None if comparison is None else errors.get(comparison)
-        if error is None:
-            row_expectations.append(expectation)
-        else:
-            results.append(error_result(expectation, error, rows=0))
-    return replace(audit_plan, row_expectations=tuple(row_expectations), errors=tuple(results))
 
 
 def check_columns(
@@ -293,42 +271,38 @@ def check_columns(
         )
 
 
-def _check_rows(audit_plan: _AuditPlan, relation: Relation) -> tuple[list[ExpectationResult], int]:
-    """Run all row checks, and return their results and the number of rows."""
-    column_names = audit_plan.columns()
+def _check_rows(
+    audit_plan: _AuditPlan,
+) -> tuple[list[ExpectationResult], int, list[ExpectationResult]]:
+    """Run all row checks; return their results, the number of rows, and the failed results."""
+    column_names, validator = audit_plan.columns(), audit_plan.validator
+    subject, engine, marked = audit_plan.subject, audit_plan.engine, audit_plan.marked
     results: list[ExpectationResult] = []
     rule_counts: list[CheckCounts] = []
     if column_names:
-        rules = RowExpectations(
-            audit_plan.row_expectations, audit_plan.validator, audit_plan.subject.key
-        )
-        checked_columns = audit_plan.engine.select(
-            relation, dict(zip(column_names, column_names, strict=True))
-        )
-        state = audit_plan.engine.aggregate(
-            checked_columns, RowAccumulator(audit_plan.checks, rules)
-        )
+        rules = RowExpectations(audit_plan.row_expectations, validator, subject.key)
+        checked_columns = engine.select(marked, dict(zip(column_names, column_names, strict=True)))
+        state = engine.aggregate(checked_columns, RowAccumulator(audit_plan.checks, rules))
         rows, rule_counts = state.rows, state.rule_counts
         for check, check_counts in zip(audit_plan.checks, state.checks, strict=True):
-            if check.is_reported or check_counts.unexpected:
-                results.append(row_check_result(check, check_counts))
+            # Few tables have such times, so reports mention the check only if a row fails.
+            if check.type != EARLY_TIMES or check_counts.unexpected:
+                results.append(check.result(check_counts))
     else:
-        rows = audit_plan.engine.count(relation)
-    if audit_plan.subject.key:
+        rows = engine.count(marked)
+    if subject.key:
         # Rows with the same key may be in different partitions, so the engine groups them.
-        duplicated, examples = audit_plan.engine.duplicates(relation, audit_plan.subject.key)
+        duplicated, examples = engine.duplicates(marked, subject.key)
         results.append(
-            duplicate_keys_result(
-                audit_plan.subject.key, rows=rows, duplicated=duplicated, samples=examples
-            )
+            duplicate_keys_result(subject.key, rows=rows, duplicated=duplicated, samples=examples)
         )
-    if audit_plan.validator is not None:
+    if validator is not None:
         for expectation, row_counts in zip(audit_plan.row_expectations, rule_counts, strict=True):
             if row_counts.error:
                 error = InvalidExpectation(row_counts.error)
                 results.append(error_result(expectation, error, rows=rows))
                 continue
-            holds = audit_plan.validator.holds(
+            holds = validator.holds(
                 expectation, checked=row_counts.checked, unexpected=row_counts.unexpected
             )
             results.append(
@@ -341,35 +315,59 @@ def _check_rows(audit_plan: _AuditPlan, relation: Relation) -> tuple[list[Expect
                     warning=row_counts.warning,
                 )
             )
-    return results, rows
+    for expectation, refused in audit_plan.errors:
+        results.append(error_result(expectation, refused, rows=rows))
+    failed = [result for result in results if not result.success and not result.warning]
+    return results, rows, failed
+
+
+def _check_table(audit_plan: _AuditPlan, good: Relation, *, rows: int) -> list[ExpectationResult]:
+    """Evaluate table-level expectations, which refer to the rows that would be committed."""
+    if not audit_plan.table_expectations or audit_plan.validator is None:
+        return []
+    results = check_table(
+        good,
+        audit_plan.subject,
+        engine=audit_plan.engine,
+        expectations=audit_plan.table_expectations,
+        validator=audit_plan.validator,
+    )
+    return [replace(result, rows=rows) if result.is_error else result for result in results]
+
+
+def _refuse_errors(results: Sequence[ExpectationResult], subject: Subject, *, mode: str) -> None:
+    """Raise the error of a write whose rows cannot be checked."""
+    errors = [result for result in results if result.is_error]
+    if not errors or mode == "check":
+        return
+    lines = [f"  {describe(result.expectation)}: {result.message}" for result in errors]
+    raise InvalidExpectation(
+        f"{len(errors)} of {len(results)} checks of {subject.name!r} cannot be evaluated; nothing "
+        "was written.\n" + "\n".join(lines),
+        hint="compare the expectation with the types of the columns, or remove it with "
+        f"store.update_featuregroup({subject.name!r}, expectations=[...])",
+    )
 
 
 def _split_failing_rows(
-    audit_plan: _AuditPlan,
-    relation: Relation,
-    failed: Sequence[ExpectationResult],
-    *,
-    schema: pa.Schema,
-    directory: str | None,
+    audit_plan: _AuditPlan, failed: Sequence[ExpectationResult], *, directory: str | None
 ) -> QuarantineSplit:
     """Split the rows by the row-level checks and expectations that failed."""
-    types = set()
-    expectations = []
-    for result in failed:
-        types.add(str(result.expectation["type"]))
-        if result.expectation in audit_plan.row_expectations:
-            expectations.append(result.expectation)
-    checks = [check for check in audit_plan.checks if check.type in types]
-    duplicates = _find_result(failed, DUPLICATE_KEYS)
+    types = {str(result.expectation["type"]) for result in failed}
+    expectations = [
+        result.expectation for result in failed if result.expectation in audit_plan.row_expectations
+    ]
     return split_rows(
-        relation,
+        audit_plan.marked,
         audit_plan.subject,
-        schema=schema,
+        schema=audit_plan.relation.schema,
         engine=audit_plan.engine,
-        checks=checks,
+        checks=[check for check in audit_plan.checks if check.type in types],
         expectations=expectations,
         validator=audit_plan.validator,
-        duplicates=None if duplicates is None else duplicates.expectation,
+        duplicates=next(
+            (result.expectation for result in failed if _has_duplicate_keys(result)), None
+        ),
         directory=directory,
     )
 
@@ -389,14 +387,13 @@ def _select_rejecting(
                 failures.append(result)
         # Duplicate keys cannot be merged, so an upsert is rejected even if other failures are only
         # reported.
-        elif mode == "upsert" and _has_type(result, DUPLICATE_KEYS):
+        elif mode == "upsert" and _has_duplicate_keys(result):
             failures.append(result)
     return failures
 
 
 def _rejection(
     audit_plan: _AuditPlan,
-    relation: Relation,
     report: ValidationReport,
     failures: Sequence[ExpectationResult],
     *,
@@ -412,10 +409,12 @@ def _rejection(
         for sample in result.samples[:_MAX_SHOWN_SAMPLES]:
             lines.append(f"    {to_plain_json(sample)}")
     message = "\n".join(lines)
-    if all(_has_type(result, DUPLICATE_KEYS) for result in failures):
+    if all(map(_has_duplicate_keys, failures)):
         subject = audit_plan.subject
         name = None if report.details["mode"] == "create" else subject.name
-        rows = DuplicateRows(relation, subject.schema, subject.key, subject.event_time, name)
+        rows = DuplicateRows(
+            audit_plan.relation, subject.schema, subject.key, subject.event_time, name
+        )
         hint = duplicate_keys_hint(rows, engine=audit_plan.engine, library=library)
         return DuplicateKeys(message, report=report, hint=hint)
     hint = (
@@ -430,13 +429,6 @@ def _rejection(
     return ValidationFailed(message, report=report, hint=hint)
 
 
-def _find_result(results: Sequence[ExpectationResult], kind: str) -> ExpectationResult | None:
-    """Return the first result of an expectation type, or None."""
-    for result in results:
-        if _has_type(result, kind):
-            return result
-    return None
-
-
-def _has_type(result: ExpectationResult, kind: str) -> bool:
-    return bool(result.expectation["type"] == kind)
+def _has_duplicate_keys(result: ExpectationResult) -> bool:
+    """Return whether a failed result is that of the check for duplicate keys."""
+    return bool(result.expectation["type"] == DUPLICATE_KEYS)

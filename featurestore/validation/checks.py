@@ -1,5 +1,7 @@
 """Row-level checks: built-in checks, and the accumulator that also evaluates expectations.
 
+An expectation that cannot be evaluated has a result of its own, and the others are checked.
+
 A validator call takes tens of milliseconds, so batches are buffered into chunks. A state is flushed
 before it is pickled, so executors never send buffered rows.
 """
@@ -19,12 +21,12 @@ from numpy.typing import NDArray
 
 from featurestore.arrow.cast_lines import PLAUSIBLE_START
 from featurestore.arrow.values import to_scalar
+from featurestore.errors import FeatureStoreError, InvalidExpectation
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import format_duration, shift_time, to_python_rows
-from featurestore.model.validation import ExpectationResult
+from featurestore.model.validation import ExpectationResult, describe
 from featurestore.plugins.engine import Accumulator
-from featurestore.plugins.validator import Validator
-from featurestore.validation.check_errors import check_separately
+from featurestore.plugins.validator import CheckOutcome, Validator
 
 NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_null_keys",
@@ -59,22 +61,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class RowCheck:
-    """A built-in row-level check."""
+    """A built-in row-level check: of nulls, or of times after or before a limit."""
 
     type: str
     columns: tuple[str, ...]
-    latest: datetime | None = None
+    limit: datetime | None = None
     tolerance: timedelta = timedelta(0)
-
-    @property
-    def warning(self) -> bool:
-        """Whether failing rows cause only a warning."""
-        return self.type in (FUTURE_TIMES, EARLY_TIMES)
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether reports include the check even if no row fails."""
-        return self.type != EARLY_TIMES
 
     @property
     def expectation(self) -> Mapping[str, Any]:
@@ -86,30 +78,43 @@ class RowCheck:
             return {"type": self.type, "kwargs": {"column": self.columns[0]}}
         return {"type": self.type, "kwargs": {"columns": list(self.columns)}}
 
+    def result(self, counts: CheckCounts) -> ExpectationResult:
+        """Return the result of the check for the counts of all rows."""
+        column_names = ", ".join(self.columns)
+        message = ""
+        if counts.unexpected:
+            reasons = {
+                NULL_KEYS: f"nulls in {column_names}",
+                FUTURE_TIMES: f"a {column_names} in the future",
+                EARLY_TIMES: f"a {column_names} before 1980",
+            }
+            message = f"{counts.unexpected:,} of {counts.rows:,} rows have {reasons[self.type]}"
+        return ExpectationResult(
+            expectation=self.expectation,
+            success=not counts.unexpected,
+            rows=counts.rows,
+            unexpected=counts.unexpected,
+            samples=tuple(counts.samples),
+            message=message,
+            warning=self.type in (FUTURE_TIMES, EARLY_TIMES),
+        )
+
     def failing(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the failing rows."""
-        if self.type == FUTURE_TIMES and self.latest is not None:
+        if self.limit is not None:
             times = batch.column(self.columns[0])
-            return _to_numpy_mask(pc.greater(times, _time_scalar(self.latest, times.type)))
-        if self.type == EARLY_TIMES:
-            times = batch.column(self.columns[0])
-            return _to_numpy_mask(pc.less(times, _time_scalar(PLAUSIBLE_START, times.type)))
+            # A column of dates is compared with the day of the limit in UTC.
+            day = self.limit.astimezone(UTC).date()
+            limit = to_scalar(day if pat.is_date(times.type) else self.limit, times.type)
+            compare = pc.greater if self.type == FUTURE_TIMES else pc.less
+            mask = pc.fill_null(compare(times, limit), False)
+            return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)
         result = np.zeros(batch.num_rows, dtype=np.bool_)
         for name in self.columns:
             column = batch.column(name)
             if column.null_count:
                 result |= column.is_null().to_numpy(zero_copy_only=False)
         return result
-
-
-def _time_scalar(time: datetime, kind: pa.DataType) -> pa.Scalar:
-    """Return a time as a value of a time column, or its day in UTC for a column of dates."""
-    return to_scalar(time.astimezone(UTC).date() if pat.is_date(kind) else time, kind)
-
-
-def _to_numpy_mask(marked: pa.Array) -> NDArray[np.bool_]:
-    mask = pc.fill_null(marked, False)
-    return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 @dataclass
@@ -149,31 +154,8 @@ def built_in_row_checks(
         checks.append(
             RowCheck(FUTURE_TIMES, (subject.event_time,), shift_time(now, tolerance), tolerance)
         )
-        checks.append(RowCheck(EARLY_TIMES, (subject.event_time,)))
+        checks.append(RowCheck(EARLY_TIMES, (subject.event_time,), PLAUSIBLE_START))
     return tuple(checks)
-
-
-def row_check_result(check: RowCheck, counts: CheckCounts) -> ExpectationResult:
-    """Return the result of a built-in row-level check."""
-    column_names = ", ".join(check.columns)
-    message = ""
-    if counts.unexpected:
-        message = f"{counts.unexpected:,} of {counts.rows:,} rows have nulls in {column_names}"
-    if counts.unexpected and check.type == FUTURE_TIMES:
-        message = (
-            f"{counts.unexpected:,} of {counts.rows:,} rows have a {column_names} in the future"
-        )
-    if counts.unexpected and check.type == EARLY_TIMES:
-        message = f"{counts.unexpected:,} of {counts.rows:,} rows have a {column_names} before 1980"
-    return ExpectationResult(
-        expectation=check.expectation,
-        success=not counts.unexpected,
-        rows=counts.rows,
-        unexpected=counts.unexpected,
-        samples=tuple(counts.samples),
-        message=message,
-        warning=check.warning,
-    )
 
 
 def duplicate_keys_result(
@@ -201,6 +183,32 @@ def sample_rows(
     row_numbers = pa.array(np.flatnonzero(failing)[:MAX_SAMPLES])
     # A key column may also be a column of the expectation, but is shown once.
     return to_python_rows(batch.select(list(dict.fromkeys(columns))).take(row_numbers))
+
+
+def check_separately(
+    validator: Validator, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
+) -> list[CheckOutcome]:
+    """Return an outcome for each expectation, also for those that cannot be evaluated."""
+    try:
+        return validator.check(table, expectations) if expectations else []
+    except InvalidExpectation as error:
+        if len(expectations) == 1:
+            return [CheckOutcome(error_result(expectations[0], error, rows=table.num_rows))]
+    return [
+        outcome
+        for expectation in expectations
+        for outcome in check_separately(validator, table, [expectation])
+    ]
+
+
+def error_result(
+    expectation: Mapping[str, Any], error: FeatureStoreError, *, rows: int
+) -> ExpectationResult:
+    """Return the result of an expectation that cannot be evaluated, with the text of the error."""
+    reason = error.message.removeprefix(describe(expectation)).strip()
+    return ExpectationResult(
+        expectation, False, rows, row_level=False, message=reason, is_error=True
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ failing rows like all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -126,13 +126,6 @@ def check_types(
         f"{comparison.feature!r} ({feature_type}).",
         hint="convert one of the columns",
     )
-
-
-def distinct_comparisons(
-    comparisons: Iterable[FeatureComparison | None],
-) -> tuple[FeatureComparison, ...]:
-    """Return each comparison once, in order."""
-    return tuple(dict.fromkeys(each for each in comparisons if each is not None))
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -15,8 +15,7 @@ from featurestore.arrow.types import decimal_places
 from featurestore.errors import EngineError, InvalidExpectation
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.validator import Measure, Validator
-from featurestore.validation.check_errors import check_separately, error_result
-from featurestore.validation.checks import Subject
+from featurestore.validation.checks import Subject, check_separately, error_result
 
 if TYPE_CHECKING:
     from sqlglot import exp

@@ -9,7 +9,7 @@ from typing import Any
 from featurestore.delta.checksums import checksum_in_add, file_checksum
 from featurestore.delta.datafile import parse_statistics
 from featurestore.delta.table_state import Replay
-from featurestore.delta.verification_result import COPY_HINT, TableVerification
+from featurestore.delta.verification import COPY_HINT, TableVerification
 from featurestore.errors import FeatureStoreError
 
 _REMOVE_HINT = "remove it: the commits contain its content"

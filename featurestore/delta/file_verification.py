@@ -13,7 +13,7 @@ import pyarrow as pa
 from featurestore.delta import log
 from featurestore.delta.checksums import checksum_in_add, file_checksum
 from featurestore.delta.datafile import file_path, rows_in_statistics
-from featurestore.delta.verification_result import COPY_HINT, TableVerification
+from featurestore.delta.verification import COPY_HINT, TableVerification
 from featurestore.errors import UnsupportedTable
 from featurestore.storage import files
 

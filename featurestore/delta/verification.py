@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from featurestore.delta import log
@@ -25,13 +25,14 @@ from featurestore.delta.checksums import (
 from featurestore.delta.file_verification import AddedFile, add_outcome, verify_file
 from featurestore.delta.log import Actions
 from featurestore.delta.table_state import Replay
-from featurestore.delta.verification_result import TableVerification
 from featurestore.model.threads import independent_tasks
+from featurestore.model.verification import FileProblem
 from featurestore.storage import files
 
 _READING_THREADS = 4
 # Delta removes old commits unless a table has this property, which tables of this library have.
 _CLEANUP = "delta.enableExpiredLogCleanup"
+COPY_HINT = "restore it from a copy"
 
 
 @dataclass(frozen=True)
@@ -218,3 +219,25 @@ def _verify_start(result: TableVerification, listed: log.LogFiles, replay: Repla
         return
     message = "is missing, and no checkpoint of this version replaces it"
     result.add_problem(log.commit_path(result.path, first - 1), message, version=first - 1)
+
+
+@dataclass
+class TableVerification:
+    """The progress and the result of a verification; paths are relative to the table."""
+
+    path: str
+    latest: int = -1
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    commits: int = 0
+    checkpoints: int = 0
+    problems: list[FileProblem] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+
+    def add_problem(
+        self, file: str, message: str, *, version: int | None = None, hint: str = COPY_HINT
+    ) -> None:
+        """Add a problem of a file."""
+        relative = file.removeprefix(os.path.join(self.path, ""))
+        self.problems.append(FileProblem(relative, message, version, hint))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import InvalidArgument
 from featurestore.experiments.tasks import PARAMETER_SERVER
 from featurestore.readers.evaluation import MetricSums
-from featurestore.readers.keras_modes import count_steps
+from featurestore.readers.keras import count_steps
 from featurestore.readers.tensorflow import import_tensorflow
 
 if TYPE_CHECKING:

@@ -225,12 +225,13 @@ class ReaderCheckpoint:
         """
         from featurestore.readers.keras import (
             merge_histories,
+            overruns_epochs,
             pop_validation_reader,
+            refuse_fit,
             restore_callback_states,
             validation_callback,
         )
         from featurestore.readers.keras_losses import weight_losses_by_rows
-        from featurestore.readers.keras_modes import overruns_epochs, refuse_fit
 
         refuse_bytes_labels(self.reader.manifest, self.reader.columns)
         refuse_fit(model)
@@ -403,7 +404,7 @@ class _Progress:
 
     def after_step(self, steps_of_epoch: int) -> None:
         """Count a step and save a checkpoint if one is due; ``end_epoch`` handles the last step."""
-        from featurestore.readers.keras_modes import count_steps
+        from featurestore.readers.keras import count_steps
 
         previous_steps = self.steps
         steps_per_epoch = self.checkpoint.reader.steps_per_epoch

@@ -24,7 +24,7 @@ from featurestore.model.runtime import ForkSafeLock, usable_cores
 from featurestore.readers.batches import Blocks, Iterations, Packing
 from featurestore.readers.blocks import PackedBlocks
 from featurestore.readers.columns import PADDING_WEIGHT, to_ragged
-from featurestore.readers.exits import await_at_exit
+from featurestore.readers.heartbeat import await_at_exit
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader

@@ -17,7 +17,7 @@ from featurestore.arrow.batches import ipc_chunks
 from featurestore.arrow.schemas import type_to_json
 from featurestore.errors import FeatureStoreError, OnlineStoreUnavailable
 from featurestore.experiments.models import Model, catalog
-from featurestore.experiments.models.serving import ModelServer
+from featurestore.experiments.models.scoring import ModelServer
 from featurestore.model.arguments import MAX_VERSION
 from featurestore.model.names import parse_group_reference
 from featurestore.plugins.remote import ARROW, METADATA

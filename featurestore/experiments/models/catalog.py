@@ -37,7 +37,7 @@ from featurestore.storage.publication import Publication, make_directory
 from featurestore.transform.fitted import Transformations
 
 if TYPE_CHECKING:
-    from featurestore.experiments.models.serving import ModelServer
+    from featurestore.experiments.models.scoring import ModelServer
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.training.dataset import TrainingDataset
@@ -178,7 +178,7 @@ class Model:
             NotPublished: The view is not published to the online store.
             UntrustedModel: The file contains code, and ``trust`` is False.
         """
-        from featurestore.experiments.models.serving import ModelServer
+        from featurestore.experiments.models.scoring import ModelServer
 
         server = ModelServer(self, online=online, trust=trust)
         try:

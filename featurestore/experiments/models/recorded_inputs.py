@@ -21,9 +21,8 @@ from featurestore.arrow.types import innermost_type
 from featurestore.arrow.values import ConversionError, to_array
 from featurestore.errors import InvalidArgument, PredictionsDiffer, RunDamaged
 from featurestore.experiments.models import loading
-from featurestore.experiments.models.conversion import to_columns
+from featurestore.experiments.models.conversion import SAVED, to_columns
 from featurestore.experiments.models.dataframes import LIBRARIES, library_of
-from featurestore.experiments.models.null_forms import SAVED
 from featurestore.experiments.models.predictors import make_predictor
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.registered_model import Arrays, ColumnDtype, Method

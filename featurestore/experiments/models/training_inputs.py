@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.experiments.models.null_forms import (
+from featurestore.experiments.models.conversion import (
     FRAME,
     SAVED,
     plan_nulls,

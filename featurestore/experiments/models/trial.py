@@ -20,9 +20,8 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.experiments.models import spark_pipelines
-from featurestore.experiments.models.conversion import check_output_types, to_columns
+from featurestore.experiments.models.conversion import check_output_types, recorded_form, to_columns
 from featurestore.experiments.models.input_rows import to_model_input, with_dtypes
-from featurestore.experiments.models.null_forms import recorded_form
 from featurestore.experiments.models.predictors import make_predictor
 from featurestore.experiments.models.recorded_inputs import (
     first_difference,

@@ -23,13 +23,8 @@ from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import describe, numpy_type
 from featurestore.arrow.values import ConversionError, to_array
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
-from featurestore.model.derived_names import (
-    PRESENT,
-    NamedColumn,
-    check_distinct_names,
-    mask_name,
-)
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit
+from featurestore.model.names import PRESENT, NamedColumn, check_distinct_names, mask_name
 from featurestore.readers.fills import fill_hint, fill_value_type, parse_fill
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from featurestore.arrow.values import ConversionError, to_value
 from featurestore.errors import InvalidArgument, InvalidSql, NoJoinKey, listing
-from featurestore.model.derived_names import NamedColumn, check_distinct_names
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.names import NamedColumn, check_distinct_names
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
 from featurestore.model.requests import Keys, RetrievalRequest
 from featurestore.model.window_features import WindowFeature

@@ -25,8 +25,8 @@ from featurestore.errors import (
     UnsupportedType,
     listing,
 )
-from featurestore.model.derived_names import NamedColumn, cell_names, check_distinct_names
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
+from featurestore.model.names import NamedColumn, cell_names, check_distinct_names
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
 from featurestore.plugins.engine import find_engine

@@ -25,8 +25,8 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.derived_names import NamedColumn, check_distinct_names, mask_name
 from featurestore.model.manifest import Manifest
+from featurestore.model.names import NamedColumn, check_distinct_names, mask_name
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.storage import files
 from featurestore.transform.fit import (

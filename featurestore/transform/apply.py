@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from featurestore.arrow.batches import is_item_rows, split_item_rows
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType, listing
-from featurestore.model.derived_names import mask_name
+from featurestore.model.names import mask_name
 from featurestore.readers.columns import Ragged, to_numpy
 from featurestore.transform.ops import LEAST_FLOAT32, Lists, Ops, Value, flush_to_float32
 from featurestore.transform.rules import RULES

@@ -14,7 +14,7 @@ import pytest
 from featurestore import FeatureStore
 from featurestore import transform as t
 from featurestore.errors import ColumnConflict, InvalidArgument, NullsInColumns
-from featurestore.model.derived_names import PRESENT
+from featurestore.model.names import PRESENT
 from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.reader import Reader, resume
 from featurestore.training.dataset import TrainingDataset

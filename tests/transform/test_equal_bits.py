@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.model.derived_names import PRESENT
+from featurestore.model.names import PRESENT
 from featurestore.readers.columns import item_dtype, to_numpy, to_ragged
 from featurestore.store import FeatureStore
 from featurestore.testing import transform_conformance as conformance

@@ -21,7 +21,7 @@ from featurestore.experiments.models.conversion import (
     model_title,
 )
 from featurestore.experiments.models.stated_columns import NamedMatrix
-from featurestore.model.derived_names import cell_names, mask_name
+from featurestore.model.names import cell_names, mask_name
 from featurestore.model.registered_model import DATAFRAMES, ColumnDtype, ModelInput, ModelSpec
 from featurestore.readers.columns import to_numpy
 from featurestore.transform.fitted import Transformations

@@ -31,12 +31,8 @@ from featurestore.experiments.models.loading import load_predictor
 from featurestore.experiments.models.predictors import Predict
 from featurestore.featuregroups import FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, to_reader, to_relation
-from featurestore.model.derived_names import (
-    NamedColumn,
-    check_distinct_names,
-)
 from featurestore.model.group_options import GroupOptions
-from featurestore.model.names import parse_group_reference
+from featurestore.model.names import NamedColumn, check_distinct_names, parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
     MODEL_VERSION,

@@ -20,7 +20,7 @@ from featurestore.experiments.models.conversion import (
     recorded_nulls,
 )
 from featurestore.experiments.models.stated_columns import column_positions
-from featurestore.model.derived_names import mask_name
+from featurestore.model.names import mask_name
 from featurestore.model.registered_model import FITTED_FLAVORS, ModelInput
 from featurestore.training.reading import matrix_names
 from featurestore.training.transformations import read_by_hash, resolve_transformations

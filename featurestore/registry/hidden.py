@@ -3,7 +3,7 @@
 Privacy follows the stored origins: an object, including a group, is hidden if it was computed from a
 hidden object, has read it or contains its name. A role on a group makes the group visible, and also
 the objects derived only from visible groups. A group that was deleted while it was private stays
-hidden, and the objects that were computed from it.
+hidden, and the objects that were computed from it. The graph of origins is loaded completely.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model.validation import IN_FEATURE
 from featurestore.registry import access
-from featurestore.registry.origin_graph import load_graph
 from featurestore.registry.origins import (
     DATASET,
     FOLDERS,
@@ -37,6 +36,7 @@ from featurestore.registry.tables import (
     job_definitions,
     lineage,
     models,
+    origin_edges,
     origins,
     tags,
     training_dataset_pins,
@@ -50,6 +50,7 @@ _WORD = re.compile(r"[a-z0-9_]+")
 _FILLING = ("python", "sql", "window", "stream")
 
 Artifact = tuple[str, str, int]
+GroupVersion = tuple[str, int | None]
 
 
 def extract_words(text: str) -> frozenset[str]:
@@ -355,3 +356,84 @@ def _runs_of_models(connection: Connection) -> list[tuple[Artifact, str, Artifac
         ((MODEL, row[0], row[1]), str(row[2]), (DATASET, row[3], row[4]))
         for row in connection.execute(query.join(experiment_runs, run.id == model.run))
     ]
+
+
+# -- graph of origins -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OriginGraph:
+    """The stored origins: what was computed from each creation of an object.
+
+    ``objects`` are the objects by the ids of their creations, ``derived`` the ids of what was
+    computed from a creation, ``last`` the id of the last creation of each object, and ``sealed``
+    the creations that stay private, and ``ended`` the removed creations. ``registered`` has
+    (name, version) of the groups that exist, and (name, None).
+    """
+
+    objects: dict[str, Object]
+    derived: dict[str, list[str]]
+    sealed: frozenset[str]
+    ended: frozenset[str]
+    last: dict[Object, str]
+    registered: frozenset[GroupVersion]
+
+    @cached_property
+    def last_of_groups(self) -> dict[str, list[str]]:
+        """The ids of the last creation of each version, by group name."""
+        ids: dict[str, list[str]] = {}
+        for version, identifier in self.last.items():
+            if version.kind == GROUP:
+                ids.setdefault(version.name, []).append(identifier)
+        return ids
+
+    def represents_group(self, identifier: str) -> bool:
+        """Return whether a creation decides about the name of its group.
+
+        A deleted version decides only if the group has no other version: its name may remain in the
+        definitions of jobs.
+        """
+        version = self.objects[identifier]
+        if self.last[version] != identifier:
+            return False
+        is_registered = (version.name, version.version) in self.registered
+        return is_registered or (version.name, None) not in self.registered
+
+
+def load_graph(connection: Connection) -> OriginGraph:
+    """Read all stored origins."""
+    columns = origins.c
+    objects, sealed, ended, last = {}, set(), set(), dict[Object, tuple[int, str]]()
+    query = sa.select(
+        columns.id,
+        columns.kind,
+        columns.name,
+        columns.version,
+        columns.creation,
+        columns.sealed,
+        columns.ended,
+    )
+    for identifier, kind, name, version, creation, is_sealed, has_ended in connection.execute(
+        query
+    ):
+        objects[identifier] = Object(kind, name, version)
+        last[objects[identifier]] = max(
+            last.get(objects[identifier], (0, "")), (creation, identifier)
+        )
+        if is_sealed:
+            sealed.add(identifier)
+        if has_ended:
+            ended.add(identifier)
+    derived: dict[str, list[str]] = {}
+    for child, parent in connection.execute(
+        sa.select(origin_edges.c.derived, origin_edges.c.origin)
+    ):
+        derived.setdefault(parent, []).append(child)
+    group = featuregroups.c
+    registered: set[GroupVersion] = set()
+    for name, version in connection.execute(sa.select(group.name, group.version)):
+        registered.update({(name, version), (name, None)})
+    last_ids = {version: identifier for version, (_, identifier) in last.items()}
+    return OriginGraph(
+        objects, derived, frozenset(sealed), frozenset(ended), last_ids, frozenset(registered)
+    )

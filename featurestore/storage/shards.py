@@ -4,6 +4,10 @@ A cache is a folder that all processes on a machine may share. Each shard is fet
 against its SHA-256 during the download, and named by its SHA-256. The least recently used copies
 are evicted when the cache is full. A shared lock protects a copy from eviction until it is opened;
 an open file remains readable after eviction.
+
+If as many threads as processors write files, all compute at the same time and then wait for the disk
+at the same time. With more threads, a slot for each processor, and ``release_slot`` before
+each wait, some threads compute while others wait.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,11 +30,9 @@ from featurestore.plugins.format import WrittenFile
 from featurestore.storage import files, storage_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.locks import exclusive_lock, lock_shared, remove_unless_shared
-from featurestore.storage.slots import release_slot
 
 if TYPE_CHECKING:
     from types import TracebackType
-
 
 PIECE_BYTES = 1 << 20
 _PREFIX_DIGITS = 8
@@ -41,6 +45,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COPY = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]+)?")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}(\.[A-Za-z0-9]+)?\.[0-9a-f]{32}\.tmp")
 _ABANDONED_SECONDS = 24 * 3600
+_thread = threading.local()
 
 
 @dataclass(frozen=True)
@@ -339,3 +344,61 @@ class ShardFile:
 def is_temporary(name: str) -> bool:
     """Return True if a file name is the temporary name of an incomplete shard."""
     return name.startswith(".") and name.endswith(_TEMPORARY)
+
+
+# -- slots ----------------------------------------------------------------------------------
+
+
+class ProcessorSlots:
+    """A limit on the number of threads that compute at the same time.
+
+    >>> slots = ProcessorSlots(1)
+    >>> with slots.slot():
+    ...     release_slot()
+    ...     with slots.slot():
+    ...         pass
+    """
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._free = count
+        # A released slot goes to the thread that has waited longest. With a semaphore, the thread
+        # that releases a slot could take it again first.
+        self._waiting_threads: deque[threading.Event] = deque()
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Wait for a slot; the thread has it until the block ends or it calls ``release_slot``."""
+        outer_slots = getattr(_thread, "slots", None)
+        self._acquire()
+        _thread.slots = self
+        try:
+            yield
+        finally:
+            release_slot()
+            _thread.slots = outer_slots
+
+    def _acquire(self) -> None:
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            is_released = threading.Event()
+            self._waiting_threads.append(is_released)
+        is_released.wait()
+
+    def release(self) -> None:
+        """Pass a slot to the next thread."""
+        with self._lock:
+            if self._waiting_threads:
+                self._waiting_threads.popleft().set()
+            else:
+                self._free += 1
+
+
+def release_slot() -> None:
+    """Release the slot of the current thread, if it has one, because the thread will wait."""
+    slots: ProcessorSlots | None = getattr(_thread, "slots", None)
+    if slots is not None:
+        _thread.slots = None
+        slots.release()

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.storage.slots import ProcessorSlots, release_slot
+from featurestore.storage.shards import ProcessorSlots, release_slot
 from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
 
 ROWS = 20_000

@@ -23,7 +23,7 @@ from featurestore.arrow.batches import concat_arrays, select_rows, take_values
 from featurestore.arrow.types import columns_width, is_unbounded
 from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Relation, ShardFunction
-from featurestore.storage.slots import ProcessorSlots
+from featurestore.storage.shards import ProcessorSlots
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
 from featurestore_connectors.duckdb_delta.relations import relation

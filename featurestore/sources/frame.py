@@ -31,8 +31,12 @@ from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import ExternalRows
 from featurestore.model.names import RENAME, SNAKE_CASE
-from featurestore.model.source import SourceRead, SourceSpec
-from featurestore.model.source_options import options_from_strings, options_to_strings
+from featurestore.model.source import (
+    SourceRead,
+    SourceSpec,
+    options_from_strings,
+    options_to_strings,
+)
 from featurestore.model.times import parse_version_or_moment
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery

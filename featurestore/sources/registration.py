@@ -16,9 +16,9 @@ from featurestore.model.source import (
     SourceSpec,
     check_uri,
     make_path_absolute,
+    options_to_strings,
     source_kind,
 )
-from featurestore.model.source_options import options_to_strings
 from featurestore.model.times import to_micros, utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import sources

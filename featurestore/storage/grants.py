@@ -29,8 +29,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import DBT_ORIGIN, JobSpec
 from featurestore.model.names import SecretReference, format_group_reference, parse_credentials
 from featurestore.model.online_store import OnlineStoreSpec
-from featurestore.model.source import SourceSpec
-from featurestore.model.source_options import options_from_strings
+from featurestore.model.source import SourceSpec, options_from_strings
 from featurestore.storage import files, protection
 
 _FOLDER = "grants"

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidSourceFile
-from featurestore.model.source_options import options_from_strings, options_to_strings
+from featurestore.model.source import options_from_strings, options_to_strings
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources.folder import FolderSource
 

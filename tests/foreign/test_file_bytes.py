@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from featurestore.arrow.json_text import is_utf8_string
 from featurestore.errors import InvalidArgument, InvalidSourceFile
-from featurestore.model.source_options import options_to_strings
+from featurestore.model.source import options_to_strings
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.sources import SourceFrame
 from featurestore_connectors.sources.folder import FolderSource

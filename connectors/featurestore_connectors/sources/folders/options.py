@@ -27,7 +27,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.source_options import options_from_strings
+from featurestore.model.source import options_from_strings
 
 # File formats and their extensions, without the extension of the compression.
 ENDINGS: Mapping[str, Sequence[str]] = {

@@ -32,7 +32,7 @@ from featurestore.registry.migrations import is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
 from featurestore.registry.schema import Repair
-from featurestore.storage import files, storage_for
+from featurestore.storage import files, sqlite_files, storage_for
 from featurestore.storage.protection import protect_location
 
 REGISTRY_FILE = "registry.db"
@@ -283,7 +283,9 @@ def _open_directory(
         copy = files.temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
         # Transactions that are not yet in the database file are in the write-ahead log.
-        files.copy_consistently([_sqlite_path(directory) + ending for ending in SQLITE_FILES], copy)
+        sqlite_files.copy_consistently(
+            [_sqlite_path(directory) + ending for ending in SQLITE_FILES], copy
+        )
         registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
         weakref.finalize(registry, files.remove_temporary, copy)
         return registry

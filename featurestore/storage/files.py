@@ -1,7 +1,7 @@
 """File functions that take a local path or a URI; all other packages access files through them.
 
-Each function calls the ``Storage`` that contains its path. Code outside this package never calls
-``open``.
+Each function calls the ``Storage`` that contains its path: ``local`` for local paths, ``remote`` for
+URIs. Code outside this package never calls ``open``.
 """
 
 from __future__ import annotations
@@ -10,26 +10,41 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
 from featurestore.model.threads import independent_tasks
-from featurestore.storage import local, storage_for
+from featurestore.storage import local
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import Location, require_local, scheme_of
+from featurestore.storage.local import LocalStorage
+from featurestore.storage.location import Location, is_uri, require_local, scheme_of
 from featurestore.storage.protection import link_error
+from featurestore.storage.remote import RemoteStorage
 
-_COPY_ATTEMPTS = 10
+if TYPE_CHECKING:
+    from featurestore.storage.interface import Storage
+
+_LOCAL = LocalStorage()
+_REMOTE = RemoteStorage()
+
 _PARALLEL_UPLOADS = 8
 # The process that made each temporary directory.
 _temporary_directories: dict[str, int] = {}
+
+
+def storage_for(path: str) -> Storage:
+    """Return the storage that contains a path.
+
+    >>> storage_for("/data/store").is_local, storage_for("s3://models/features").is_local
+    (True, False)
+    """
+    return _REMOTE if is_uri(path) else _LOCAL
 
 
 def location_of(location: str | os.PathLike[str]) -> str:
@@ -426,40 +441,3 @@ def remove_temporary(directory: str) -> None:
         return
     with suppress(StorageError):
         remove(directory, below=os.path.dirname(directory))
-
-
-def copy_consistently(paths: Iterable[str], directory: str) -> None:
-    """Copy local files into a directory as a consistent set: retry if they change meanwhile.
-
-    Missing files are skipped.
-
-    Raises:
-        StorageError: The files changed during every attempt.
-    """
-    sources = list(paths)
-    for _ in range(_COPY_ATTEMPTS):
-        # Another process may write between two copies. The set is consistent only if no file changed
-        # from the first copy to the last one.
-        before = sizes_and_times(sources)
-        for path in sources:
-            with translate_read_errors(path), suppress(FileNotFoundError):
-                shutil.copyfile(path, os.path.join(directory, os.path.basename(path)))
-        if before == sizes_and_times(sources):
-            return
-    raise StorageError(
-        f"{sources[0]!r} changed during each of {_COPY_ATTEMPTS} attempts to copy it.",
-        hint="try again",
-    )
-
-
-def sizes_and_times(paths: Iterable[str]) -> list[tuple[int, int] | None]:
-    """Return the modification time and size of local files, which differ after a change."""
-    return [_size_and_mtime(path) for path in paths]
-
-
-def _size_and_mtime(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size

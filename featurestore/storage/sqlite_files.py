@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing, suppress
 
+from featurestore.errors import StorageError
 from featurestore.storage import protection
+from featurestore.storage.failures import translate_read_errors
 from featurestore.storage.local import link_new, temporary_path
 from featurestore.storage.protection import check_links
 
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
+_COPY_ATTEMPTS = 10
 _SWITCH_POLL_SECONDS = 0.005
 # The format of a write-ahead log: https://sqlite.org/fileformat2.html#the_write_ahead_log
 _LOG_HEADER_BYTES = 32
@@ -104,3 +109,40 @@ def _pages_in_log(path: str, page_size: int) -> set[int]:
             if frame[_FRAME_SALTS] == salts:
                 pages.add(int.from_bytes(frame[:4], "big"))
     return pages
+
+
+def copy_consistently(paths: Iterable[str], directory: str) -> None:
+    """Copy local files into a directory as a consistent set: retry if they change meanwhile.
+
+    Missing files are skipped.
+
+    Raises:
+        StorageError: The files changed during every attempt.
+    """
+    sources = list(paths)
+    for _ in range(_COPY_ATTEMPTS):
+        # Another process may write between two copies. The set is consistent only if no file changed
+        # from the first copy to the last one.
+        before = sizes_and_times(sources)
+        for path in sources:
+            with translate_read_errors(path), suppress(FileNotFoundError):
+                shutil.copyfile(path, os.path.join(directory, os.path.basename(path)))
+        if before == sizes_and_times(sources):
+            return
+    raise StorageError(
+        f"{sources[0]!r} changed during each of {_COPY_ATTEMPTS} attempts to copy it.",
+        hint="try again",
+    )
+
+
+def sizes_and_times(paths: Iterable[str]) -> list[tuple[int, int] | None]:
+    """Return the modification time and size of local files, which differ after a change."""
+    return [_size_and_mtime(path) for path in paths]
+
+
+def _size_and_mtime(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

@@ -260,13 +260,13 @@ class _FileCopy:
         folder = files.temporary_directory()
         weakref.finalize(self, files.remove_temporary, folder)
         # Before the copy: a change during the copy makes it outdated.
-        self._states = files.sizes_and_times(self._sources)
-        files.copy_consistently(self._sources, folder)
+        self._states = sqlite_files.sizes_and_times(self._sources)
+        sqlite_files.copy_consistently(self._sources, folder)
         self.path = os.path.join(folder, os.path.basename(path))
 
     def is_current(self) -> bool:
         """Return whether the copied files have not changed."""
-        return files.sizes_and_times(self._sources) == self._states
+        return sqlite_files.sizes_and_times(self._sources) == self._states
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from featurestore.cli.output import show_text
+from featurestore.cli.output import argument, option, show_report, show_text
 from featurestore.cli.state import store
 
 app = typer.Typer(no_args_is_help=True)
@@ -20,15 +20,11 @@ app = typer.Typer(no_args_is_help=True)
 )
 def import_(
     context: typer.Context,
-    manifest: Annotated[
-        Path, typer.Argument(help="Manifest: target/manifest.json.", show_default=False)
-    ],
-    source: Annotated[str, typer.Option(help="Source of dbt's database.", show_default=False)],
+    manifest: Annotated[Path, argument(help="Manifest: target/manifest.json.")],
+    source: Annotated[str, option(help="Source of dbt's database.")],
     select: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Selector of dbt, repeatable; default: all tables with a key.", show_default=False
-        ),
+        option(help="Selector of dbt, repeatable; default: all tables with a key."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only show the changes; exit code 1 if there are any.")
@@ -38,15 +34,13 @@ def import_(
     connected = store(context)
     call = connected.plan_dbt_project if check else connected.add_dbt_project
     result = call(manifest, source=source, select=select or None)
-    show_text(context, str(result), data=result.to_json())
-    if check and not result.is_current:
-        raise typer.Exit(1)
+    show_report(context, result, ok=result.is_current or not check)
 
 
 @app.command(epilog="Example: featurestore dbt exposures models/featurestore_exposures.yml")
 def exposures(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="YAML file in the dbt project.", show_default=False)],
+    path: Annotated[Path, argument(help="YAML file in the dbt project.")],
     owner: Annotated[str, typer.Option(help="Owner of objects without one.")] = "featurestore",
 ) -> None:
     """Write the training datasets, views and models that use dbt tables as exposures."""

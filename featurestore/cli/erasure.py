@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from featurestore.cli.output import show_rows, show_text
+from featurestore.cli.output import argument, option, show_report, show_rows
 from featurestore.cli.state import store
 from featurestore.errors import InvalidArgument
 from featurestore.storage import files
@@ -16,17 +16,13 @@ app = typer.Typer(no_args_is_help=True)
 
 Keys = Annotated[
     list[str],
-    typer.Argument(
-        help="Keys of one entity: column=value; with several keys, rows must match all.",
-        show_default=False,
-    ),
+    argument(help="Keys of one entity: column=value; with several keys, rows must match all."),
 ]
 Columns = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--column",
         help="A column with another name than its key: orders.buyer=user; may be repeated.",
-        show_default=False,
     ),
 ]
 Datasets = Annotated[
@@ -61,9 +57,7 @@ def run(
     keys: Keys,
     column: Columns = None,
     datasets: Datasets = "export",
-    certificate: Annotated[
-        str | None, typer.Option(help="File for the certificate.", show_default=False)
-    ] = None,
+    certificate: Annotated[str | None, option(help="File for the certificate.")] = None,
 ) -> None:
     """Erase all data of an entity; exit code 1 if an item could not be changed."""
     if certificate is not None and files.exists(certificate):
@@ -78,24 +72,17 @@ def run(
     )
     if certificate is not None and erased.certificate is not None:
         files.write_json(files.local_directory(certificate), erased.certificate)
-    show_text(context, str(erased), data=erased.to_json())
-    if not erased.complete:
-        raise typer.Exit(1)
+    show_report(context, erased, ok=erased.complete)
 
 
 @app.command(epilog="Example: featurestore erasure verify erased.json")
 def verify(
-    context: typer.Context,
-    certificate: Annotated[
-        str, typer.Argument(help="File with the certificate.", show_default=False)
-    ],
+    context: typer.Context, certificate: Annotated[str, argument(help="File with the certificate.")]
 ) -> None:
     """Search the store for an erased entity; exit code 1 if data or the certificate are not as certified."""
     content = files.read_bytes(files.local_directory(certificate))
     check = store(context).verify_erasure(content)
-    show_text(context, str(check), data=check.to_json())
-    if not check.ok:
-        raise typer.Exit(1)
+    show_report(context, check, ok=check.ok)
 
 
 def _parse_pairs(texts: list[str]) -> dict[str, str]:

@@ -11,9 +11,11 @@ import typer
 from featurestore.cli.output import (
     Limit,
     PageNumber,
-    get_page,
+    argument,
     show_json,
+    show_page,
     show_record,
+    show_report,
     show_rows,
     show_text,
 )
@@ -22,13 +24,8 @@ from featurestore.errors import InvalidArgument, listing
 
 app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[
-    str,
-    typer.Argument(help="Name of the group: the latest version, or name@v2.", show_default=False),
-]
-VersionedName = Annotated[
-    str, typer.Argument(help="Name and version: name@v2.", show_default=False)
-]
+Name = Annotated[str, argument(help="Name of the group: the latest version, or name@v2.")]
+VersionedName = Annotated[str, argument(help="Name and version: name@v2.")]
 AsOfOption = Annotated[
     str | None, typer.Option(help="A Delta version, or a time such as 2026-01-31T12:00Z.")
 ]
@@ -37,16 +34,15 @@ AsOfOption = Annotated[
 @app.command("list", epilog="Example: featurestore fg list --output json")
 def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature group."""
-    connected = store(context)
-    groups_page = get_page(context, connected.get_featuregroups, limit=limit, page=page)
-    rows = [group._summary() for group in groups_page.items]
-    show_rows(
+    show_page(
         context,
-        rows,
+        store(context).get_featuregroups,
+        lambda group: group._summary(),
+        limit=limit,
+        page=page,
         columns=["name", "version", "rows", "features", "primary_key", "event_time"],
         wide=["delta_version", "description"],
         empty="no feature groups yet",
-        next_page=groups_page.next,
     )
 
 
@@ -240,9 +236,7 @@ def verify(
     """Read the files of a group and compare them with their checksums; exit code 1 if any differs."""
     group_name, version = split_version(name)
     report = store(context).verify_featuregroup(group_name, version=version, sample=sample)
-    show_text(context, str(report), data=report.to_json())
-    if not report.ok:
-        raise typer.Exit(1)
+    show_report(context, report, ok=report.ok)
 
 
 @app.command(epilog="Example: featurestore fg delete weather@v1")

@@ -12,10 +12,10 @@ from featurestore.cli.output import (
     DefinitionFile,
     Limit,
     PageNumber,
-    get_page,
+    argument,
     show_json,
+    show_page,
     show_record,
-    show_rows,
     show_text,
 )
 from featurestore.cli.state import OutputFormat, settings, split_version, store
@@ -29,10 +29,7 @@ app = typer.Typer(no_args_is_help=True)
 view_app = typer.Typer(no_args_is_help=True)
 
 ViewName = Annotated[
-    str,
-    typer.Argument(
-        help="Name of the feature view: the latest version, or name@v2.", show_default=False
-    ),
+    str, argument(help="Name of the feature view: the latest version, or name@v2.")
 ]
 _FILES = (".parquet", ".csv")
 
@@ -40,12 +37,7 @@ _FILES = (".parquet", ".csv")
 @app.command(epilog="Example: featurestore features search wind")
 def search(
     context: typer.Context,
-    text: Annotated[
-        str,
-        typer.Argument(
-            help="Text to find in names, descriptions, tags and windows.", show_default=False
-        ),
-    ],
+    text: Annotated[str, argument(help="Text to find in names, descriptions, tags and windows.")],
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
@@ -57,13 +49,14 @@ def search(
         # search() has no offset, so the matches of earlier pages are read and skipped.
         return connected.search(text, limit=end)[offset:]
 
-    matches_page = get_page(context, matches, limit=limit, page=page)
-    show_rows(
+    show_page(
         context,
-        map(vars, matches_page.items),
+        matches,
+        vars,
+        limit=limit,
+        page=page,
         columns=["reference", "version", "where", "text"],
         empty=f"no matches for {text!r}",
-        next_page=matches_page.next,
     )
 
 
@@ -203,12 +196,14 @@ def create(context: typer.Context, file: DefinitionFile) -> None:
 @view_app.command("list", epilog="Example: featurestore fv list")
 def list_views(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature view."""
-    connected = store(context)
-    views_page = get_page(context, connected.get_feature_views, limit=limit, page=page)
-    rows = [_overview(view) for view in views_page.items]
-    columns = ["name", "version", "labels", "label", "features", "created"]
-    show_rows(
-        context, rows, columns=columns, empty="no feature views yet", next_page=views_page.next
+    show_page(
+        context,
+        store(context).get_feature_views,
+        _overview,
+        limit=limit,
+        page=page,
+        columns=["name", "version", "labels", "label", "features", "created"],
+        empty="no feature views yet",
     )
 
 

@@ -9,24 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featurestore.cli.output import Limit, PageNumber, get_page, show_record, show_rows, show_text
+from featurestore.cli.output import (
+    Limit,
+    PageNumber,
+    argument,
+    option,
+    show_page,
+    show_record,
+    show_rows,
+    show_text,
+)
 from featurestore.cli.state import LogFormat, OutputFormat, log_to_stderr, settings, store
 from featurestore.errors import InvalidArgument
 from featurestore.model.job import WindowJob
 from featurestore.model.times import format_duration, parse_moment
 
 if TYPE_CHECKING:
+    from featurestore.jobs.service import JobStatus
     from featurestore.registry.jobs import RegisteredJob
 
 app = typer.Typer(no_args_is_help=True)
 stream_app = typer.Typer(no_args_is_help=True)
 scheduler_app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the job.", show_default=False)]
-Time = Annotated[
-    str | None,
-    typer.Option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.", show_default=False),
-]
+Name = Annotated[str, argument(help="Name of the job.")]
+Time = Annotated[str | None, option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.")]
 _RUN_COLUMNS = ["state", "start", "end", "windows", "rows", "seconds"]
 _MORE_RUN_COLUMNS = ["version", "hint", "log"]
 
@@ -35,10 +42,7 @@ _MORE_RUN_COLUMNS = ["version", "hint", "log"]
 def register(
     context: typer.Context,
     module_or_path: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE_OR_PATH", help="Module, Python file, or folder.", show_default=False
-        ),
+        str, argument(metavar="MODULE_OR_PATH", help="Module, Python file, or folder.")
     ],
 ) -> None:
     """Register the jobs and monitors of a module, file or folder, or their new versions.
@@ -64,27 +68,37 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
 
     For streams also the lag in records, rows per second and the last commit.
     """
-    from featurestore.registry.jobs import NO_STATUS
-
-    connected = store(context)
-    status_page = get_page(context, connected.get_jobs, limit=limit, page=page)
-    rows = []
-    for status in status_page.items:
-        counts = {"due": status.due, "failed": status.failed}
-        # Jobs without a topic have the same keys in the JSON output.
-        stream = (status.stream or NO_STATUS).summary()
-        validity = {"state": status.state, "error": status.error, "hint": status.hint}
-        last_run = _last_run_columns(status.last)
-        rows.append({**_job_row(status.job), **validity, **counts, **stream, **last_run})
-    show_rows(
+    show_page(
         context,
-        rows,
+        store(context).get_jobs,
+        _status_row,
+        limit=limit,
+        page=page,
         columns=["name", "state", "schedule", "watermark", "due", "failed", "last_state"],
         optional=["lag", "rows_per_second", "last_commit", "last_error", "error", "hint"],
         wide=["target", "inputs", "bad_records", "last_ended", "last_hint"],
         empty="no jobs yet",
-        next_page=status_page.next,
     )
+
+
+def _status_row(status: JobStatus) -> Mapping[str, object]:
+    from featurestore.registry.jobs import NO_STATUS
+
+    # The keys of the JSON output depend neither on a topic nor on a run.
+    last = status.last
+    return {
+        **_job_row(status.job),
+        "state": status.state,
+        "error": status.error,
+        "hint": status.hint,
+        "due": status.due,
+        "failed": status.failed,
+        **(status.stream or NO_STATUS).summary(),
+        "last_state": None if last is None else last.state,
+        "last_error": None if last is None else last.error,
+        "last_hint": None if last is None else last.hint,
+        "last_ended": None if last is None else last.ended,
+    }
 
 
 @app.command(epilog="Example: featurestore job show spend")
@@ -124,9 +138,7 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
 def run(
     context: typer.Context,
     name: Name,
-    window: Annotated[
-        str | None, typer.Option(help="Start of the window to run.", show_default=False)
-    ] = None,
+    window: Annotated[str | None, option(help="Start of the window to run.")] = None,
     due: Annotated[bool, typer.Option("--due", help="Run all due windows.")] = False,
     stale: Annotated[
         bool, typer.Option("--stale", help="Recompute all windows whose inputs have changed since.")
@@ -154,8 +166,8 @@ def run(
 def backfill(
     context: typer.Context,
     name: Name,
-    start: Annotated[str, typer.Option(help="Start of the range.", show_default=False)],
-    end: Annotated[str, typer.Option(help="End of the range.", show_default=False)],
+    start: Annotated[str, option(help="Start of the range.")],
+    end: Annotated[str, option(help="End of the range.")],
     anew: Annotated[
         bool, typer.Option("--anew", help="Recompute windows that are already computed.")
     ] = False,
@@ -248,18 +260,6 @@ def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
     }
 
 
-def _last_run_columns(run: Any) -> Mapping[str, Any]:
-    if run is None:
-        # The keys of the JSON output do not depend on whether there is a run.
-        return {"last_state": None, "last_error": None, "last_hint": None, "last_ended": None}
-    return {
-        "last_state": run.state,
-        "last_error": run.error,
-        "last_hint": run.hint,
-        "last_ended": run.ended,
-    }
-
-
 def _run_row(run: Any) -> Mapping[str, Any]:
     return {
         "run_id": run.run_id,
@@ -304,8 +304,7 @@ def streams() -> None:
 
 @stream_app.command(epilog="Example: featurestore stream replay clicks")
 def replay(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the stream job.", show_default=False)],
+    context: typer.Context, name: Annotated[str, argument(help="Name of the stream job.")]
 ) -> None:
     """Read the quarantined records of a job again, and write those that are now readable."""
     replayed = store(context).replay_quarantine(name)

@@ -18,7 +18,7 @@ from typer.main import get_group_from_info
 from typer.models import TyperInfo
 
 from featurestore import __version__
-from featurestore.cli.output import escaping, show_error
+from featurestore.cli.output import escaping, option, show_error
 from featurestore.cli.state import LogFormat, OutputFormat, Settings, log_to_stderr
 from featurestore.errors import FeatureStoreError
 
@@ -142,10 +142,9 @@ def options(
     context: typer.Context,
     location: Annotated[
         str | None,
-        typer.Option(
+        option(
             help="Directory of the store, or the URL of a served store: http://host:8787.",
             envvar="FEATURESTORE_LOCATION",
-            show_default=False,
         ),
     ] = None,
     engine: Annotated[
@@ -166,18 +165,16 @@ def options(
     ] = False,
     log_format: Annotated[
         LogFormat | None,
-        typer.Option(
+        option(
             help="Log to standard error: text, or one JSON object per line with the run id.",
             envvar="FEATURESTORE_LOG_FORMAT",
-            show_default=False,
         ),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(
+        option(
             help="Token for a served store; prefer $FEATURESTORE_TOKEN, which is not visible to "
-            "other users.",
-            show_default=False,
+            "other users."
         ),
     ] = None,
     _version: Annotated[

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show_text
+from featurestore.cli.output import Limit, PageNumber, show_page, show_rows, show_text
 from featurestore.cli.state import store
 from featurestore.model.times import parse_moment
 
@@ -22,16 +23,15 @@ Name = Annotated[str, typer.Argument(help="Name of the monitor.")]
 @app.command("list", epilog="Example: featurestore monitor list")
 def list_monitors(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List monitors with their latest state."""
-    connected = store(context)
-    monitors_page = get_page(context, connected.get_monitors, limit=limit, page=page)
-    rows = [monitor._summary() for monitor in monitors_page.items]
-    show_rows(
+    show_page(
         context,
-        rows,
+        store(context).get_monitors,
+        lambda monitor: monitor._summary(),
+        limit=limit,
+        page=page,
         columns=["name", "state", "alarms", "featuregroup", "window_end"],
         wide=["baseline", "schedule"],
         empty="no monitors yet; define one in a Python file: featurestore job register FILE",
-        next_page=monitors_page.next,
     )
 
 
@@ -44,10 +44,7 @@ def check(
     ] = None,
 ) -> None:
     """Check a window now; exit code 1 if a measure is out of bounds."""
-    window_start = None
-    if window is not None:
-        window_start = parse_moment(window, argument="--window", warn=False)
-    report = store(context).check_monitor(name, window=window_start)
+    report = store(context).check_monitor(name, window=_parse_time(window, "--window"))
     show_text(context, str(report), data=report.to_json() | {"ok": report.ok})
     if not report.ok:
         raise typer.Exit(1)
@@ -67,17 +64,15 @@ def report(
 @app.command(epilog="Example: featurestore monitor history weather_watch --limit 10")
 def history(context: typer.Context, name: Name, limit: Limit = None, page: PageNumber = 1) -> None:
     """List the reports of a monitor, newest window first."""
-    monitors = store(context)
-
-    get = partial(monitors.get_monitor_history, name)
-    reports_page = get_page(context, get, limit=limit, page=page)
-    show_rows(
+    show_page(
         context,
-        map(_row, reports_page.items),
+        partial(store(context).get_monitor_history, name),
+        _row,
+        limit=limit,
+        page=page,
         columns=["start", "end", "state", "rows"],
         optional=["alarms"],
         empty=f"{name} has not run yet",
-        next_page=reports_page.next,
     )
 
 
@@ -99,34 +94,31 @@ def accept(
     from featurestore.jobs.monitors import service
     from featurestore.registry.audit_log import process_actor
 
-    first = last = None
-    if window is not None:
-        first = parse_moment(window, argument="--window", warn=False)
-    if until is not None:
-        last = parse_moment(until, argument="--until", warn=False)
     # The service is called directly, because the audit log needs the account that runs the command.
     accepted = service.accept(
         store(context).session,
         name,
-        window=first,
-        until=last,
+        window=_parse_time(window, "--window"),
+        until=_parse_time(until, "--until"),
         note=note,
         actor=process_actor("command line"),
     )
     show_text(context, str(accepted), data=accepted.to_json())
 
 
+def _parse_time(text: str | None, name: str) -> datetime | None:
+    return None if text is None else parse_moment(text, argument=name, warn=False)
+
+
 def _row(report: Any) -> Mapping[str, Any]:
-    alarms = "; ".join(map(str, report.alarms))
-    suspects = "; ".join(map(str, report.suspects))
     return {
         "start": report.window.start,
         "end": report.window.end,
         "state": report.state,
         "rows": report.rows,
         "version": report.delta_version,
-        "alarms": alarms,
-        "suspects": suspects,
+        "alarms": "; ".join(map(str, report.alarms)),
+        "suspects": "; ".join(map(str, report.suspects)),
     }
 
 
@@ -186,14 +178,13 @@ def send_messages(context: typer.Context) -> None:
 
 def _message_row(message: Any) -> Mapping[str, Any]:
     alert = message.alert
-    state = "waiting" if message.delivered is None else "delivered"
     return {
         "id": message.id,
         "at": alert.at,
         "channel": message.channel,
         "event": alert.event,
         "title": alert.title,
-        "state": state,
+        "state": "waiting" if message.delivered is None else "delivered",
         "delivered": message.delivered,
         "attempts": message.attempts,
         "error": message.error,

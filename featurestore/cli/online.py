@@ -8,19 +8,14 @@ from typing import Annotated
 
 import typer
 
-from featurestore.cli.output import show_record, show_rows
+from featurestore.cli.output import argument, option, show_record, show_rows
 from featurestore.cli.state import split_version, store
 from featurestore.model.times import parse_duration
 
 app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the online store.", show_default=False)]
-View = Annotated[
-    str,
-    typer.Argument(
-        help="Name of the feature view: the latest version, or name@v2.", show_default=False
-    ),
-]
+Name = Annotated[str, argument(help="Name of the online store.")]
+View = Annotated[str, argument(help="Name of the feature view: the latest version, or name@v2.")]
 Online = Annotated[
     str | None, typer.Option("--online", help="Online store; none: the embedded store.")
 ]
@@ -40,12 +35,9 @@ def list_online_stores(context: typer.Context) -> None:
 def add(
     context: typer.Context,
     name: Name,
-    uri: Annotated[
-        str, typer.Argument(help="URI of the online store, without a password.", show_default=False)
-    ],
+    uri: Annotated[str, argument(help="URI of the online store, without a password.")],
     secret: Annotated[
-        str | None,
-        typer.Option(help="Password: env:NAME, file:path or environment.", show_default=False),
+        str | None, option(help="Password: env:NAME, file:path or environment.")
     ] = None,
 ) -> None:
     """Register an online store without connecting to it."""
@@ -63,9 +55,7 @@ def remove(context: typer.Context, name: Name) -> None:
 @app.command(epilog="Example: featurestore online check cache")
 def check(
     context: typer.Context,
-    name: Annotated[
-        str | None, typer.Argument(help="Name; none: the embedded store.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument(help="Name; none: the embedded store.")] = None,
 ) -> None:
     """Check connection, permissions and settings; exit code 1 if there is a problem.
 
@@ -81,9 +71,7 @@ def check(
 @app.command(epilog="Example: featurestore online purge cache --dry-run")
 def purge(
     context: typer.Context,
-    name: Annotated[
-        str | None, typer.Argument(help="Name; none: the embedded store.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument(help="Name; none: the embedded store.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the keys.")] = False,
 ) -> None:
     """Remove published keys that belong to no view: of deleted views and old generations."""
@@ -95,9 +83,7 @@ def purge(
 def publish(
     context: typer.Context,
     view: View,
-    to: Annotated[
-        str | None, typer.Option(help="Online store; none: the embedded store.", show_default=False)
-    ] = None,
+    to: Annotated[str | None, option(help="Online store; none: the embedded store.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Write all values again.")] = False,
 ) -> None:
     """Publish a feature view to an online store: what changed since the last publication."""
@@ -138,9 +124,7 @@ def verify(
     view: View,
     online: Online = None,
     sample: Annotated[int, typer.Option(help="Number of entities.", min=1)] = 1000,
-    instant: Annotated[
-        str | None, typer.Option("--at", help="Instant; none: now.", show_default=False)
-    ] = None,
+    instant: Annotated[str | None, option("--at", help="Instant; none: now.")] = None,
 ) -> None:
     """Compare served vectors with the retrieval; exit code 1 if one differs."""
     name, version = split_version(view)

@@ -10,10 +10,11 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, Protocol, TextIO, TypeVar
 
@@ -25,22 +26,16 @@ from featurestore.model.display import escape_controls, value_text
 from featurestore.model.times import format_duration
 
 ROWS_OF_A_PAGE = 50
+# Arguments and options whose help does not show a default value.
+argument = partial(typer.Argument, show_default=False)
+option = partial(typer.Option, show_default=False)
 Limit = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Rows per page; default: 50 in a table, all in JSON.", show_default=False
-    ),
+    int | None, option(min=1, help="Rows per page; default: 50 in a table, all in JSON.")
 ]
 PageNumber = Annotated[int, typer.Option("--page", min=1, help="Page number.")]
 DefinitionFile = Annotated[
     Path,
-    typer.Argument(
-        help="TOML file with the definition.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        show_default=False,
-    ),
+    argument(help="TOML file with the definition.", exists=True, dir_okay=False, readable=True),
 ]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -78,6 +73,33 @@ def get_page(context: typer.Context, get: GetsPage[T], *, limit: int | None, pag
     if len(items) <= limit:
         return Page(items, None)
     return Page(items[:limit], page + 1)
+
+
+def show_page(
+    context: typer.Context,
+    get: GetsPage[T],
+    to_row: Callable[[T], Mapping[str, Any]],
+    *,
+    limit: int | None,
+    page: int,
+    columns: Sequence[str],
+    wide: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    empty: str,
+) -> None:
+    """Print a page of items as records; the arguments are those of ``get_page`` and ``show_rows``."""
+    items_page = get_page(context, get, limit=limit, page=page)
+    rows = map(to_row, items_page.items)
+    next_page = items_page.next
+    show_rows(
+        context,
+        rows,
+        columns=columns,
+        wide=wide,
+        optional=optional,
+        empty=empty,
+        next_page=next_page,
+    )
 
 
 def show_rows(
@@ -145,6 +167,19 @@ def show_text(context: typer.Context, text: str, *, data: Any) -> None:
         show_json(data)
     else:
         sys.stdout.write(text.removesuffix("\n") + "\n")
+
+
+class Report(Protocol):
+    """The result of a check, as text or as a JSON object."""
+
+    def to_json(self) -> Mapping[str, Any]: ...
+
+
+def show_report(context: typer.Context, report: Report, *, ok: bool) -> None:
+    """Print the result of a check; the exit code is 1 unless ``ok``."""
+    show_text(context, str(report), data=report.to_json())
+    if not ok:
+        raise typer.Exit(1)
 
 
 def show_json(data: Any) -> None:

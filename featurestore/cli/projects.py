@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featurestore.cli.output import show_record, show_text
+from featurestore.cli.output import argument, option, show_record, show_text
 from featurestore.cli.state import OutputFormat, settings, store
 from featurestore.config import CONFIG_FILE, DEFAULT_LOCATION
 from featurestore.errors import DefinitionsRefused, InvalidArgument
@@ -62,9 +62,7 @@ def init(
 @app.command(epilog="Example: featurestore apply features --check")
 def apply(
     context: typer.Context,
-    folder: Annotated[
-        str, typer.Argument(help="Folder with Python definitions.", show_default=False)
-    ],
+    folder: Annotated[str, argument(help="Folder with Python definitions.")],
     check: Annotated[
         bool,
         typer.Option(
@@ -80,10 +78,9 @@ def apply(
     ] = False,
     project: Annotated[
         str | None,
-        typer.Option(
+        option(
             help="Name of the project; default: project in featurestore.toml, or the name of the "
-            "folder above.",
-            show_default=False,
+            "folder above."
         ),
     ] = None,
 ) -> None:

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from featurestore.cli.output import (
     Limit,
     PageNumber,
-    get_page,
+    argument,
+    option,
     show_json,
+    show_page,
     show_record,
-    show_rows,
     show_text,
 )
 from featurestore.cli.state import OutputFormat, require_version, settings, split_version, store
 
+if TYPE_CHECKING:
+    from featurestore.experiments.run import Run
+
 app = typer.Typer(no_args_is_help=True)
 model_app = typer.Typer(no_args_is_help=True)
 
-ModelName = Annotated[
-    str,
-    typer.Argument(help="Name of the model: the latest version, or name@v2.", show_default=False),
-]
-RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
+ModelName = Annotated[str, argument(help="Name of the model: the latest version, or name@v2.")]
+RunId = Annotated[str, argument(help="Id of the run.")]
 
 
 @app.command("list", epilog="Example: featurestore run list --name late_flights")
 def list_runs(
     context: typer.Context,
-    name: Annotated[
-        str | None, typer.Option(help="Only runs of this experiment.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, option(help="Only runs of this experiment.")] = None,
     trials: Annotated[bool, typer.Option("--trials", help="Include trials of studies.")] = False,
     limit: Limit = None,
     page: PageNumber = 1,
@@ -43,22 +43,30 @@ def list_runs(
     """List runs, newest first."""
     from featurestore import experiments
 
-    connected = store(context)
-
-    get = partial(experiments.get_runs, name, trials=trials, store=connected)
-    runs_page = get_page(context, get, limit=limit, page=page)
-    rows = []
-    for run in runs_page.items:
-        row = {"id": run.id, "name": run.name, "kind": run.kind, "state": run.state}
-        read = run.record.dataset
-        dataset = None if read is None else f"{read.name}@v{read.version}"
-        origin = {"parent": run.record.parent, "created": run.record.created}
-        rows.append({**row, "metrics": run.metrics, "dataset": dataset, **origin})
-    columns = ["id", "name", "state", "metrics"]
-    wide = ["kind", "dataset", "parent", "created"]
-    show_rows(
-        context, rows, columns=columns, wide=wide, empty="no runs yet", next_page=runs_page.next
+    show_page(
+        context,
+        partial(experiments.get_runs, name, trials=trials, store=store(context)),
+        _run_row,
+        limit=limit,
+        page=page,
+        columns=["id", "name", "state", "metrics"],
+        wide=["kind", "dataset", "parent", "created"],
+        empty="no runs yet",
     )
+
+
+def _run_row(run: Run) -> Mapping[str, object]:
+    read = run.record.dataset
+    return {
+        "id": run.id,
+        "name": run.name,
+        "kind": run.kind,
+        "state": run.state,
+        "metrics": run.metrics,
+        "dataset": None if read is None else f"{read.name}@v{read.version}",
+        "parent": run.record.parent,
+        "created": run.record.created,
+    }
 
 
 @app.command(epilog="Example: featurestore run show 20130101-063000-1f2e3d")
@@ -81,8 +89,8 @@ def show(context: typer.Context, run_id: RunId) -> None:
 @app.command(epilog="Example: featurestore run compare 20130101-063000-1f2e3d 20130102-01...")
 def compare(
     context: typer.Context,
-    a: Annotated[str, typer.Argument(help="Id of a run.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="Id of another run.", show_default=False)],
+    a: Annotated[str, argument(help="Id of a run.")],
+    b: Annotated[str, argument(help="Id of another run.")],
 ) -> None:
     """Show the differences between two runs."""
     from featurestore import experiments
@@ -108,9 +116,7 @@ def logs(
 @app.command(epilog="Example: featurestore run tensorboard late_flights")
 def tensorboard(
     context: typer.Context,
-    name: Annotated[
-        str | None, typer.Argument(help="Experiment; default: all.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument(help="Experiment; default: all.")] = None,
     port: Annotated[int, typer.Option(min=0, help="Port to listen on; 0: any free port.")] = 6006,
 ) -> None:
     """Show the runs of an experiment in TensorBoard; with --output json print only its directory."""
@@ -131,23 +137,22 @@ def tensorboard(
 @model_app.command("list", epilog="Example: featurestore model list --name late_flights")
 def list_models(
     context: typer.Context,
-    name: Annotated[
-        str | None, typer.Option(help="Only versions of this model.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, option(help="Only versions of this model.")] = None,
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
     """List every version of every model."""
     from featurestore import experiments
 
-    connected = store(context)
-    get = partial(experiments.get_models, name, store=connected)
-    models_page = get_page(context, get, limit=limit, page=page)
-    rows = [model.to_json() for model in models_page.items]
-    columns = ["name", "version", "stage", "flavor", "dataset", "run"]
-    wide = ["outputs", "description", "tags", "created"]
-    show_rows(
-        context, rows, columns=columns, wide=wide, empty="no models yet", next_page=models_page.next
+    show_page(
+        context,
+        partial(experiments.get_models, name, store=store(context)),
+        lambda model: model.to_json(),
+        limit=limit,
+        page=page,
+        columns=["name", "version", "stage", "flavor", "dataset", "run"],
+        wide=["outputs", "description", "tags", "created"],
+        empty="no models yet",
     )
 
 
@@ -164,11 +169,8 @@ def show_model(context: typer.Context, name: ModelName) -> None:
 @model_app.command("stage", epilog="Example: featurestore model stage late_flights@v1 production")
 def set_stage(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name and version: name@v2.", show_default=False)],
-    stage: Annotated[
-        str,
-        typer.Argument(help="development, staging, production or archived.", show_default=False),
-    ],
+    name: Annotated[str, argument(help="Name and version: name@v2.")],
+    stage: Annotated[str, argument(help="development, staging, production or archived.")],
 ) -> None:
     """Set the stage of a model version."""
     from featurestore import experiments

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from featurestore.cli.output import show_record, show_text
+from featurestore.cli.output import option, show_record, show_text
 from featurestore.cli.state import settings, store
 
 app = typer.Typer()
@@ -29,20 +29,12 @@ def serve(
         bool, typer.Option("--auth", help="Require users to sign in and programs to send tokens.")
     ] = False,
     name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Host name that clients use for this server, repeatable.", show_default=False
-        ),
+        list[str] | None, option(help="Host name that clients use for this server, repeatable.")
     ] = None,
-    tls_certificate: Annotated[
-        str | None, typer.Option(help="TLS certificate file.", show_default=False)
-    ] = None,
-    tls_key: Annotated[
-        str | None, typer.Option(help="Private key file of the certificate.", show_default=False)
-    ] = None,
+    tls_certificate: Annotated[str | None, option(help="TLS certificate file.")] = None,
+    tls_key: Annotated[str | None, option(help="Private key file of the certificate.")] = None,
     oidc_issuer: Annotated[
-        str | None,
-        typer.Option(help="Issuer URL of an OpenID Connect provider.", show_default=False),
+        str | None, option(help="Issuer URL of an OpenID Connect provider.")
     ] = None,
     oidc_client: Annotated[str, typer.Option(help="Client id of this server.")] = "featurestore",
     oidc_secret: Annotated[
@@ -50,10 +42,7 @@ def serve(
     ] = "env:FEATURESTORE_OIDC_SECRET",
     oidc_role: Annotated[
         str | None,
-        typer.Option(
-            help="Role of new users of the provider; if unset, an admin must add each user.",
-            show_default=False,
-        ),
+        option(help="Role of new users of the provider; if unset, an admin must add each user."),
     ] = None,
     query_seconds: Annotated[
         float, typer.Option(help="Time limit of a page or response in seconds.", min=0.1)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from featurestore.cli.output import show_json, show_record, show_rows, show_text
+from featurestore.cli.output import argument, option, show_json, show_record, show_rows, show_text
 from featurestore.cli.state import OutputFormat, settings, store
 
 app = typer.Typer(no_args_is_help=True)
 catalog_app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
+Name = Annotated[str, argument(help="Name of the source.")]
 
 
 @app.command("list", epilog="Example: featurestore source list")
@@ -30,16 +30,11 @@ def list_sources(context: typer.Context) -> None:
 def add(
     context: typer.Context,
     name: Name,
-    uri: Annotated[
-        str, typer.Argument(help="URI of the source, without a password.", show_default=False)
-    ],
+    uri: Annotated[str, argument(help="URI of the source, without a password.")],
     secret: Annotated[
-        str | None,
-        typer.Option(help="Password: env:NAME, file:path or environment.", show_default=False),
+        str | None, option(help="Password: env:NAME, file:path or environment.")
     ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE, repeatable.", show_default=False)
-    ] = None,
+    option: Annotated[list[str] | None, option(help="KEY=VALUE, repeatable.")] = None,
     description: Annotated[str, typer.Option(help="Description of the source.")] = "",
 ) -> None:
     """Register a source without connecting to it."""
@@ -75,15 +70,12 @@ def check(context: typer.Context, name: Name) -> None:
 def read(
     context: typer.Context,
     name: Name,
-    table: Annotated[str | None, typer.Option(help="Table to read.", show_default=False)] = None,
-    sql: Annotated[str | None, typer.Option(help="Query to run.", show_default=False)] = None,
-    path: Annotated[str | None, typer.Option(help="Files to read.", show_default=False)] = None,
-    at: Annotated[
-        str | None, typer.Option(help="Version, time, branch or tag to read.", show_default=False)
-    ] = None,
+    table: Annotated[str | None, option(help="Table to read.")] = None,
+    sql: Annotated[str | None, option(help="Query to run.")] = None,
+    path: Annotated[str | None, option(help="Files to read.")] = None,
+    at: Annotated[str | None, option(help="Version, time, branch or tag to read.")] = None,
     option: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=VALUE, repeatable, such as delimiter=;", show_default=False),
+        list[str] | None, option(help="KEY=VALUE, repeatable, such as delimiter=;")
     ] = None,
     rows: Annotated[int, typer.Option("-n", "--rows", help="Number of rows.")] = 10,
 ) -> None:
@@ -117,8 +109,7 @@ def register(
     context: typer.Context,
     name: Name,
     featuregroup: Annotated[
-        list[str] | None,
-        typer.Option("--fg", help="Feature group, repeatable; default: all.", show_default=False),
+        list[str] | None, option("--fg", help="Feature group, repeatable; default: all.")
     ] = None,
     schema: Annotated[str, typer.Option(help="Schema in the catalog.")] = "featurestore",
 ) -> None:

@@ -10,10 +10,11 @@ from featurestore.cli.output import (
     DefinitionFile,
     Limit,
     PageNumber,
-    get_page,
+    argument,
+    show_page,
     show_record,
+    show_report,
     show_rows,
-    show_text,
 )
 from featurestore.cli.state import require_version, split_version, store
 from featurestore.errors import InvalidArgument
@@ -26,14 +27,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[
-    str,
-    typer.Argument(
-        help="Name of the training dataset: the latest version, or name@v2.", show_default=False
-    ),
+    str, argument(help="Name of the training dataset: the latest version, or name@v2.")
 ]
-VersionedName = Annotated[
-    str, typer.Argument(help="Name and version: name@v2.", show_default=False)
-]
+VersionedName = Annotated[str, argument(help="Name and version: name@v2.")]
 
 
 @app.command(epilog="Example: featurestore td create late_flights.toml")
@@ -51,19 +47,16 @@ def create(context: typer.Context, file: DefinitionFile) -> None:
 @app.command("list", epilog="Example: featurestore td list")
 def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every training dataset."""
-    connected = store(context)
-    datasets_page = get_page(context, connected.get_training_datasets, limit=limit, page=page)
-    rows = [
-        {**dataset._summary(), "stale": dataset.stale or None} for dataset in datasets_page.items
-    ]
-    show_rows(
+    show_page(
         context,
-        rows,
+        store(context).get_training_datasets,
+        lambda dataset: {**dataset._summary(), "stale": dataset.stale or None},
+        limit=limit,
+        page=page,
         columns=["name", "version", "rows", "splits"],
         optional=["stale"],
         wide=["data_format", "reproducible", "created", "description"],
         empty="no training datasets yet",
-        next_page=datasets_page.next,
     )
 
 
@@ -116,24 +109,19 @@ def verify(
 ) -> None:
     """Read every file and compare with the manifest; exit code 1 if anything differs."""
     report = open_dataset(store(context), name).verify(recompute=recompute)
-    show_text(context, str(report), data=report.to_json())
-    if not report.ok:
-        raise typer.Exit(1)
+    show_report(context, report, ok=report.ok)
 
 
 @app.command(epilog="Example: featurestore td diff late_flights@v1 late_flights@v2")
 def diff(
     context: typer.Context,
-    dataset: Annotated[
-        str, typer.Argument(metavar="LEFT", help="A dataset: name or name@v2.", show_default=False)
-    ],
+    dataset: Annotated[str, argument(metavar="LEFT", help="A dataset: name or name@v2.")],
     other_dataset: Annotated[
         str | None,
-        typer.Argument(
+        argument(
             metavar="RIGHT",
             help="The dataset to compare with. Without it, LEFT is compared with the version "
             "before it.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -156,9 +144,7 @@ def diff(
     else:
         second = open_dataset(connected, other_dataset)
     report = first.diff(second)
-    show_text(context, str(report), data=report.to_json())
-    if not report.same:
-        raise typer.Exit(1)
+    show_report(context, report, ok=report.same)
 
 
 @app.command(epilog="Example: featurestore td clean")
@@ -167,12 +153,8 @@ def clean(context: typer.Context) -> None:
     from featurestore.training.catalog import clean_all
 
     removed = clean_all(store(context).session)
-    show_rows(
-        context,
-        [{"removed": path} for path in removed],
-        columns=["removed"],
-        empty="nothing to remove",
-    )
+    rows = [{"removed": path} for path in removed]
+    show_rows(context, rows, columns=["removed"], empty="nothing to remove")
 
 
 @app.command(epilog="Example: featurestore td delete late_flights@v1")

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import Limit, PageNumber, get_page, show_record, show_rows, show_text
+from featurestore.cli.output import (
+    Limit,
+    PageNumber,
+    argument,
+    option,
+    show_page,
+    show_record,
+    show_rows,
+    show_text,
+)
 from featurestore.cli.state import store
 from featurestore.registry.audit_log import Actor
 
@@ -15,16 +24,14 @@ app = typer.Typer(no_args_is_help=True)
 token_app = typer.Typer(no_args_is_help=True)
 access_app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
-RoleArgument = Annotated[
-    str, typer.Argument(help="Role: none, reader, writer or admin.", show_default=False)
-]
+Name = Annotated[str, argument(help="Name of the user.")]
+RoleArgument = Annotated[str, argument(help="Role: none, reader, writer or admin.")]
 # A password option would be visible to other users in the list of processes.
 FromInput = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from standard input.")
 ]
-Group = Annotated[str, typer.Argument(help="Name of the feature group.", show_default=False)]
-User = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
+Group = Annotated[str, argument(help="Name of the feature group.")]
+User = Annotated[str, argument(help="Name of the user.")]
 
 
 def command_line() -> Actor:
@@ -45,12 +52,8 @@ def add(
         bool,
         typer.Option("--no-password", help="Set no password: the user has a token or a provider."),
     ] = False,
-    issuer: Annotated[
-        str | None, typer.Option(help="Issuer URL of the identity provider.", show_default=False)
-    ] = None,
-    subject: Annotated[
-        str | None, typer.Option(help="Subject of the user at the provider.", show_default=False)
-    ] = None,
+    issuer: Annotated[str | None, option(help="Issuer URL of the identity provider.")] = None,
+    subject: Annotated[str | None, option(help="Subject of the user at the provider.")] = None,
 ) -> None:
     """Add a user and prompt for a password."""
     from featurestore.server.access import changes
@@ -155,9 +158,7 @@ def make_token(
 @token_app.command("list", epilog="Example: featurestore token list --user ann")
 def list_tokens(
     context: typer.Context,
-    user: Annotated[
-        str | None, typer.Option(help="Only tokens of this user.", show_default=False)
-    ] = None,
+    user: Annotated[str | None, option(help="Only tokens of this user.")] = None,
 ) -> None:
     """List tokens without their secrets, which are shown only at creation."""
     from featurestore.registry import access
@@ -173,8 +174,7 @@ def list_tokens(
 
 @token_app.command("revoke", epilog="Example: featurestore token revoke 4f2a9c01b7de")
 def revoke_token(
-    context: typer.Context,
-    identifier: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
+    context: typer.Context, identifier: Annotated[str, argument(help="Id of the token.")]
 ) -> None:
     """Revoke a token."""
     from featurestore.server.access import changes
@@ -219,9 +219,7 @@ def grant(
     context: typer.Context,
     group: Group,
     user: User,
-    role: Annotated[
-        str, typer.Argument(help="Role: reader, writer or admin (the owner).", show_default=False)
-    ],
+    role: Annotated[str, argument(help="Role: reader, writer or admin (the owner).")],
 ) -> None:
     """Give a user a role on a group."""
     from featurestore.server.access import changes
@@ -270,10 +268,13 @@ def show_log(
         with connected.session.registry.reading() as connection:
             return audit_log.entries(connection, who=user, limit=limit, offset=offset)
 
-    log_page = get_page(context, get, limit=limit, page=page)
-    rows = [vars(entry) for entry in log_page.items]
-    columns = ["at", "who", "action", "subject"]
-    wide = ["how", "detail"]
-    show_rows(
-        context, rows, columns=columns, wide=wide, empty="no changes yet", next_page=log_page.next
+    show_page(
+        context,
+        get,
+        vars,
+        limit=limit,
+        page=page,
+        columns=["at", "who", "action", "subject"],
+        wide=["how", "detail"],
+        empty="no changes yet",
     )

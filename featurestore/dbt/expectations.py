@@ -1,4 +1,9 @@
-"""dbt tests as expectations of Great Expectations."""
+"""dbt tests as expectations of Great Expectations.
+
+The ``where`` of a test becomes the row condition of an expectation, which is SQL as well.
+Only comparisons of columns with constants or other columns are converted: other expressions differ
+between databases.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,6 @@ from featurestore.validation.comparisons import check_types
 
 if TYPE_CHECKING:
     from sqlglot import exp
-
-    from featurestore.dbt.expectations import Columns
 
 # The nodes of conditions that databases evaluate equally; Null only in ``is null``.
 _NODES = frozenset(

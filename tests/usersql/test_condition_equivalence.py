@@ -21,7 +21,7 @@ from featurestore.usersql.functions import (
     OPERATORS,
     SAME_KIND_FUNCTIONS,
     UNITS,
-    Kind,
+    ValueType,
 )
 from tests.usersql.edge_values import EDGES, TABLE, plain_values
 
@@ -51,14 +51,14 @@ _CONSTANTS = {
     ],
 }
 _PATTERNS = ("'a%'", "'%a'", "'_'", "'%'", "''", "'%\x00%'", "'_%b'", "'é'", "'\t%'")
-_COLUMNS: dict[Kind, list[str]] = {
+_COLUMNS: dict[ValueType, list[str]] = {
     "integer": ["integer", "small", "byte"],
     "unsigned": ["whole"],
     "number": ["number", "float", "decimal", "integer"],
 }
 
 
-def _arguments(sql_types: tuple[Kind, ...]) -> list[list[str]]:
+def _arguments(sql_types: tuple[ValueType, ...]) -> list[list[str]]:
     """Return arguments for a function over all columns of its types."""
     result: list[list[str]] = [[]]
     for sql_type, letter in zip(sql_types, "abc", strict=False):

@@ -13,10 +13,12 @@ from __future__ import annotations
 import gc
 import importlib
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, ModuleType
+from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -25,6 +27,25 @@ def import_uninterrupted(name: str) -> ModuleType:
     """Import a module by its full name; signals and garbage collection wait for the end."""
     with uninterrupted():
         return importlib.import_module(name)
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package, which imports the module of a name at its first use.
+
+    Args:
+        package: The full name of the package.
+        modules: The full name of the module that has each name of the package.
+    """
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_uninterrupted(modules[name]), name)
+        # Later uses of the name do not call this function.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load
 
 
 @contextmanager

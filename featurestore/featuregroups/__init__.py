@@ -6,9 +6,9 @@ and time range to replace. Names are imported lazily: lists of groups do not nee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from featurestore._imports import import_uninterrupted
+from featurestore._imports import lazy_names
 
 if TYPE_CHECKING:
     from featurestore.featuregroups.handle import FeatureGroup
@@ -26,14 +26,11 @@ __all__ = [
     "insert",
 ]
 
-_EXPORTS = {
+_MODULES = {
     "FeatureGroup": "handle",
     **dict.fromkeys(("delete_group", "delete_rows"), "maintenance"),
     **dict.fromkeys(("Write", "create", "create_named", "get_or_create", "insert"), "write"),
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_uninterrupted(f"{__name__}.{_EXPORTS[name]}"), name)
+__getattr__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for name, module in _MODULES.items()}
+)

@@ -5,9 +5,9 @@ Names are imported lazily: engines, and Spark's executors, import only ``point_i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from featurestore._imports import import_uninterrupted
+from featurestore._imports import lazy_names
 
 if TYPE_CHECKING:
     from featurestore.retrieval.checks import CoverageWarning
@@ -31,7 +31,7 @@ __all__ = [
     "LeakReport", "Leak", "query_frame", "CoverageReport", "CoverageWarning", "GroupCoverage",
 ]  # fmt: skip
 
-_EXPORTS = {
+_MODULES = {
     "FeatureFrame": "frame",
     "CoverageWarning": "checks",
     "run": "execution",
@@ -42,9 +42,6 @@ _EXPORTS = {
     **dict.fromkeys(("WindowExplanation", "explain_window"), "window_rows"),
     **dict.fromkeys(("Leak", "LeakReport", "check_leakage"), "leakage"),
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_uninterrupted(f"{__name__}.{_EXPORTS[name]}"), name)
+__getattr__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for name, module in _MODULES.items()}
+)

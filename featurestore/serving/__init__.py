@@ -5,9 +5,9 @@ Names are imported lazily: Spark's executors import only the layout of values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from featurestore._imports import import_uninterrupted
+from featurestore._imports import lazy_names
 
 if TYPE_CHECKING:
     from featurestore.serving.publication import Publication, publish
@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureVector", "GroupLag", "Publication", "VectorServer", "publish"]
 
-_EXPORTS = {
+_MODULES = {
     "FeatureVector": "vectors",
     "GroupLag": "view_calls",
     "Publication": "publication",
     "VectorServer": "server",
     "publish": "publication",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_uninterrupted(f"{__name__}.{_EXPORTS[name]}"), name)
+__getattr__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for name, module in _MODULES.items()}
+)

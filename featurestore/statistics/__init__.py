@@ -7,9 +7,9 @@ used, since writes do not compare.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from featurestore._imports import import_uninterrupted
+from featurestore._imports import lazy_names
 from featurestore.model.statistics import ColumnStatistics, Correlations, Statistics
 from featurestore.statistics.accumulator import (
     StatisticsAccumulator,
@@ -48,13 +48,8 @@ __all__ = [
     "statistics_accumulator",
 ]
 
-_EXPORTS = {
+_MODULES = {
     "compare_statistics": "featurestore.statistics.drift",
     **dict.fromkeys(("DriftReport", "DriftThresholds", "FeatureDrift"), "featurestore.model.drift"),
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_uninterrupted(_EXPORTS[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)

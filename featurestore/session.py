@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from featurestore import _current
 from featurestore.model.paths import FEATUREGROUPS, STAGING, TRAININGDATASETS, StorePaths
-from featurestore.plugins.engine import DeferredEngine
+from featurestore.model.runtime import ForkSafeLock
+from featurestore.plugins import load_plugin
+from featurestore.plugins.engine import find_entry_point
 from featurestore.registry.origins import GROUP, JOB, Object
-from featurestore.registry.recorded_reads import ReadRecorder, current_recorder
+from featurestore.registry.recorded_reads import ReadRecorder, recorder_of_run
 from featurestore.registry.tables import featuregroups, job_states
 
 if TYPE_CHECKING:
@@ -19,6 +22,40 @@ if TYPE_CHECKING:
     from featurestore.registry import Registry
 
 __all__ = ["FEATUREGROUPS", "STAGING", "TRAININGDATASETS", "Session"]
+
+
+class DeferredEngine:
+    """An engine that is created on first use, since many calls read only the registry.
+
+    The import of an engine takes a tenth of a second or more.
+
+    Raises:
+        InvalidArgument: No engine with this name is installed.
+    """
+
+    def __init__(self, name: str, *, durability: str) -> None:
+        self._entry_point = find_entry_point(name)
+        self._durability = durability
+        self._lock = ForkSafeLock()
+        self._engine: Engine | None = None
+        self._is_closed = False
+
+    def open(self) -> Engine:
+        """Return the engine; all calls return the same one."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = load_plugin(self._entry_point)(durability=self._durability)
+                if self._is_closed:
+                    # Calls of a closed store get the error of a closed engine.
+                    self._engine.close()
+            return self._engine
+
+    def close(self) -> None:
+        """Close the engine if it was created."""
+        with self._lock:
+            self._is_closed = True
+            if self._engine is not None:
+                self._engine.close()
 
 
 @dataclass(frozen=True)
@@ -34,7 +71,9 @@ class Session:
     @property
     def recorder(self) -> ReadRecorder | None:
         """The recorder of the job or run that uses this session, None outside of jobs and runs."""
-        recorder = self.reads or current_recorder()
+        recorder = self.reads or _current.recorder.get()
+        if recorder is None and _current.run_directory is not None:
+            recorder = recorder_of_run(_current.run_directory)
         if recorder is None or recorder.location != self.location:
             return None
         if recorder.registry is None:

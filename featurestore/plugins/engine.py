@@ -15,7 +15,6 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
@@ -81,13 +80,9 @@ class Accumulator(Protocol[State, Result_co]):
     picklable. An exception in a method ends the aggregation and is propagated to the caller.
     """
 
-    @property
-    def threads(self) -> int:
-        """The number of states that a process may update concurrently.
-
-        This should be more than 1 only if ``update`` releases the GIL.
-        """
-        return 1
+    # The number of states that a process may update concurrently; more than 1 only if ``update``
+    # releases the GIL.
+    threads: int = 1
 
     def start(self) -> State:
         """Return the initial state, which contains no rows."""
@@ -555,51 +550,18 @@ class AggregatesWhileStaging(Protocol):
         ...
 
 
-class DeferredEngine:
-    """An engine that is created on first use, since many calls read only the registry.
-
-    The import of an engine takes a tenth of a second or more.
-
-    Raises:
-        InvalidArgument: No engine with this name is installed.
-    """
-
-    def __init__(self, name: str, *, durability: str) -> None:
-        self._entry_point = _find_entry_point(name)
-        self._durability = durability
-        self._lock = ForkSafeLock()
-        self._engine: Engine | None = None
-        self._is_closed = False
-
-    def open(self) -> Engine:
-        """Return the engine; all calls return the same one."""
-        with self._lock:
-            if self._engine is None:
-                self._engine = load_plugin(self._entry_point)(durability=self._durability)
-                if self._is_closed:
-                    # Calls of a closed store get the error of a closed engine.
-                    self._engine.close()
-            return self._engine
-
-    def close(self) -> None:
-        """Close the engine if it was created."""
-        with self._lock:
-            self._is_closed = True
-            if self._engine is not None:
-                self._engine.close()
-
-
 def find_engine(name: str, *, durability: str = "full") -> Engine:
     """Create an engine by its entry point name.
 
     Raises:
         InvalidArgument: No engine with this name is installed.
     """
-    engine: Engine = load_plugin(_find_entry_point(name))(durability=durability)
+    engine: Engine = load_plugin(find_entry_point(name))(durability=durability)
     return engine
 
 
-def _find_entry_point(name: str) -> EntryPoint:
+def find_entry_point(name: str) -> EntryPoint:
+    """Return the entry point of an engine; raise InvalidArgument if it is not installed."""
     entry_point = find_plugin("engines", name)
     if entry_point is None:
         raise InvalidArgument(

@@ -136,14 +136,6 @@ def _store(registry: Registry, derived: Iterable[Object], reads: Collection[Obje
         registry.write_joined(write)
 
 
-def current_recorder() -> ReadRecorder | None:
-    """Return the recorder of the job whose code this thread runs, or of this process's run."""
-    recorder = _current.recorder.get()
-    if recorder is None and _current.run_directory is not None:
-        return recorder_of_run(_current.run_directory)
-    return recorder
-
-
 @lru_cache(maxsize=1)
 def recorder_of_run(directory: str) -> ReadRecorder:
     """Return the recorder of the experiment run in a directory of the store."""

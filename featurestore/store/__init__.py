@@ -11,10 +11,10 @@ from featurestore._imports import uninterrupted
 from featurestore.config import check_remote
 from featurestore.errors import InvalidArgument, RegistryWarning
 from featurestore.model.arguments import warn_caller, with_suggestions
-from featurestore.plugins.engine import DeferredEngine, find_engine
+from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import is_address
 from featurestore.progress import set_progress
-from featurestore.session import Session
+from featurestore.session import DeferredEngine, Session
 from featurestore.storage import files, storage_for
 from featurestore.storage.location import use_options
 from featurestore.storage.publication import is_durable

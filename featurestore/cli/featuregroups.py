@@ -8,24 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import (
-    Limit,
-    PageNumber,
-    argument,
-    show_json,
-    show_page,
-    show_record,
-    show_report,
-    show_rows,
-    show_text,
-)
+from featurestore.cli import output
+from featurestore.cli.output import Limit, PageNumber
 from featurestore.cli.state import OutputFormat, require_version, settings, split_version, store
 from featurestore.errors import InvalidArgument, listing
 
 app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, argument(help="Name of the group: the latest version, or name@v2.")]
-VersionedName = Annotated[str, argument(help="Name and version: name@v2.")]
+Name = Annotated[str, output.argument(help="Name of the group: the latest version, or name@v2.")]
+VersionedName = Annotated[str, output.argument(help="Name and version: name@v2.")]
 AsOfOption = Annotated[
     str | None, typer.Option(help="A Delta version, or a time such as 2026-01-31T12:00Z.")
 ]
@@ -34,7 +25,7 @@ AsOfOption = Annotated[
 @app.command("list", epilog="Example: featurestore fg list --output json")
 def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature group."""
-    show_page(
+    output.show_page(
         context,
         store(context).get_featuregroups,
         lambda group: group._summary(),
@@ -53,13 +44,13 @@ def show(context: typer.Context, name: Name) -> None:
     details = store(context).featuregroup(group_name, version=version)._details()
     columns = details.pop("columns")
     if settings(context).output is OutputFormat.JSON:
-        show_json({**details, "columns": columns})
+        output.show_json({**details, "columns": columns})
         return
-    show_record(context, details)
+    output.show_record(context, details)
     visible_columns = ["name", "type", "role"]
     if any(column["description"] for column in columns):
         visible_columns.append("description")
-    show_rows(context, columns, columns=visible_columns)
+    output.show_rows(context, columns, columns=visible_columns)
 
 
 @app.command(epilog="Example: featurestore fg head weather -n 10")
@@ -75,7 +66,7 @@ def head(
         group_name, version=version, as_of=parse_version_or_time(as_of)
     )
     if settings(context).output is OutputFormat.JSON:
-        show_json(frame.head(rows).to_pylist())
+        output.show_json(frame.head(rows).to_pylist())
     else:
         frame.show(rows)
 
@@ -96,7 +87,7 @@ def history(
     )
     columns = ["delta_version", "timestamp", "operation", "rows", "rows_in", "rows_out"]
     rows = [vars(commit) for commit in commits]
-    show_rows(context, rows, columns=columns, wide=["validation", "run_id"])
+    output.show_rows(context, rows, columns=columns, wide=["validation", "run_id"])
 
 
 @app.command(epilog="Example: featurestore fg stats weather")
@@ -109,11 +100,11 @@ def stats(context: typer.Context, name: Name, as_of: AsOfOption = None) -> None:
     group = store(context).featuregroup(group_name, version=version)
     statistics = group.statistics(delta_version=delta_version)
     if settings(context).output is OutputFormat.JSON:
-        show_json(statistics.to_json())
+        output.show_json(statistics.to_json())
     elif settings(context).wide:
         sys.stdout.write(f"{format_title(statistics)}\n")
         rows = to_records(statistics)
-        show_rows(context, rows, columns=list(rows[0]))
+        output.show_rows(context, rows, columns=list(rows[0]))
     else:
         sys.stdout.write(describe(statistics, lines=len(statistics.columns)) + "\n")
 
@@ -139,9 +130,9 @@ def validate(context: typer.Context, name: Name) -> None:
         for result in report.results
     ]
     if settings(context).output is OutputFormat.JSON:
-        show_json(report.to_json())
+        output.show_json(report.to_json())
     else:
-        show_rows(
+        output.show_rows(
             context,
             rows,
             columns=["expectation", "column", "success"],
@@ -172,10 +163,10 @@ def explain(
     values = _parse_key(key, group.schema)
     if window is not None:
         window_explanation = group.explain_window(window, key=values, at=at)
-        show_text(context, str(window_explanation), data=window_explanation)
+        output.show_text(context, str(window_explanation), data=window_explanation)
         return
     explanation = group.explain(key=values, at=at)
-    show_text(context, str(explanation), data=explanation)
+    output.show_text(context, str(explanation), data=explanation)
 
 
 @app.command(
@@ -200,7 +191,7 @@ def compare(
         return connected.featuregroup(name).statistics(delta_version=int(number) if mark else None)
 
     report = compare_statistics(statistics(left), statistics(right))
-    show_text(context, str(report), data=report.to_json())
+    output.show_text(context, str(report), data=report.to_json())
 
 
 @app.command(epilog="Example: featurestore fg compact weather")
@@ -208,7 +199,7 @@ def compact(context: typer.Context, name: Name) -> None:
     """Rewrite small files of a group into large ones."""
     group_name, version = split_version(name)
     commit = store(context).compact_featuregroup(group_name, version=version)
-    show_record(context, vars(commit))
+    output.show_record(context, vars(commit))
 
 
 @app.command(epilog="Example: featurestore fg vacuum weather --retain 7d")
@@ -222,7 +213,7 @@ def vacuum(
     """Remove data files that no recent version and no training dataset needs."""
     group_name, version = split_version(name)
     removed = store(context).vacuum_featuregroup(group_name, version=version, retain=retain)
-    show_record(context, {"removed": len(removed), "files": list(removed)})
+    output.show_record(context, {"removed": len(removed), "files": list(removed)})
 
 
 @app.command(epilog="Example: featurestore fg verify weather")
@@ -236,7 +227,7 @@ def verify(
     """Read the files of a group and compare them with their checksums; exit code 1 if any differs."""
     group_name, version = split_version(name)
     report = store(context).verify_featuregroup(group_name, version=version, sample=sample)
-    show_report(context, report, ok=report.ok)
+    output.show_report(context, report, ok=report.ok)
 
 
 @app.command(epilog="Example: featurestore fg delete weather@v1")
@@ -251,7 +242,7 @@ def delete(
     """Delete one version of a group with its data, quarantine and statistics."""
     group_name, version = require_version(context, name)
     store(context).delete_featuregroup(group_name, version=version, force=force)
-    show_text(
+    output.show_text(
         context, f"deleted {name}", data={"deleted": {"name": group_name, "version": version}}
     )
 

@@ -8,16 +8,8 @@ from urllib.parse import urlencode
 
 import typer
 
-from featurestore.cli.output import (
-    DefinitionFile,
-    Limit,
-    PageNumber,
-    argument,
-    show_json,
-    show_page,
-    show_record,
-    show_text,
-)
+from featurestore.cli import output
+from featurestore.cli.output import DefinitionFile, Limit, PageNumber
 from featurestore.cli.state import OutputFormat, settings, split_version, store
 from featurestore.errors import InvalidArgument, UnsupportedRemotely, listing
 
@@ -29,7 +21,7 @@ app = typer.Typer(no_args_is_help=True)
 view_app = typer.Typer(no_args_is_help=True)
 
 ViewName = Annotated[
-    str, argument(help="Name of the feature view: the latest version, or name@v2.")
+    str, output.argument(help="Name of the feature view: the latest version, or name@v2.")
 ]
 _FILES = (".parquet", ".csv")
 
@@ -37,7 +29,9 @@ _FILES = (".parquet", ".csv")
 @app.command(epilog="Example: featurestore features search wind")
 def search(
     context: typer.Context,
-    text: Annotated[str, argument(help="Text to find in names, descriptions, tags and windows.")],
+    text: Annotated[
+        str, output.argument(help="Text to find in names, descriptions, tags and windows.")
+    ],
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
@@ -49,7 +43,7 @@ def search(
         # search() has no offset, so the matches of earlier pages are read and skipped.
         return connected.search(text, limit=end)[offset:]
 
-    show_page(
+    output.show_page(
         context,
         matches,
         vars,
@@ -112,15 +106,15 @@ def get(
             hint=f"{connected.location}/basket?{urlencode([('feature', feature) for feature in features])}",
         )
     if explain:
-        show_text(
+        output.show_text(
             context, str(frame.plan), data=None if frame.plan is None else frame.plan.to_json()
         )
     elif out is not None:
         row_count = _write_rows(frame, out)
         dropped = {"dropped": frame.dropped(row_count)} if frame.drops else {}
-        show_record(context, {"rows": row_count, **dropped, "path": str(out)})
+        output.show_record(context, {"rows": row_count, **dropped, "path": str(out)})
     elif settings(context).output is OutputFormat.JSON:
-        show_json(frame.head(rows).to_pylist())
+        output.show_json(frame.head(rows).to_pylist())
     else:
         frame.show(rows)
 
@@ -190,13 +184,13 @@ def create(context: typer.Context, file: DefinitionFile) -> None:
     """
     from featurestore.cli.definitions import create_view
 
-    show_record(context, _overview(create_view(store(context), file)))
+    output.show_record(context, _overview(create_view(store(context), file)))
 
 
 @view_app.command("list", epilog="Example: featurestore fv list")
 def list_views(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature view."""
-    show_page(
+    output.show_page(
         context,
         store(context).get_feature_views,
         _overview,
@@ -233,7 +227,7 @@ def show_view(context: typer.Context, name: ViewName) -> None:
         "training_datasets": datasets,
         "problems": view.problems,
     }
-    show_record(context, details)
+    output.show_record(context, details)
 
 
 def _overview(view: Any) -> dict[str, Any]:

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featurestore.cli.output import (
-    Limit,
-    PageNumber,
-    argument,
-    option,
-    show_page,
-    show_record,
-    show_rows,
-    show_text,
-)
+from featurestore.cli import output
+from featurestore.cli.output import Limit, PageNumber
 from featurestore.cli.state import LogFormat, OutputFormat, log_to_stderr, settings, store
 from featurestore.errors import InvalidArgument
 from featurestore.model.job import WindowJob
@@ -32,8 +24,8 @@ app = typer.Typer(no_args_is_help=True)
 stream_app = typer.Typer(no_args_is_help=True)
 scheduler_app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, argument(help="Name of the job.")]
-Time = Annotated[str | None, option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.")]
+Name = Annotated[str, output.argument(help="Name of the job.")]
+Time = Annotated[str | None, output.option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.")]
 _RUN_COLUMNS = ["state", "start", "end", "windows", "rows", "seconds"]
 _MORE_RUN_COLUMNS = ["version", "hint", "log"]
 
@@ -42,7 +34,7 @@ _MORE_RUN_COLUMNS = ["version", "hint", "log"]
 def register(
     context: typer.Context,
     module_or_path: Annotated[
-        str, argument(metavar="MODULE_OR_PATH", help="Module, Python file, or folder.")
+        str, output.argument(metavar="MODULE_OR_PATH", help="Module, Python file, or folder.")
     ],
 ) -> None:
     """Register the jobs and monitors of a module, file or folder, or their new versions.
@@ -56,10 +48,10 @@ def register(
         registered = connected.register_jobs(module_or_path)
     # JSON output must be a single document.
     if changes and settings(context).output is not OutputFormat.JSON:
-        show_text(context, "\n".join(changes), data=None)
+        output.show_text(context, "\n".join(changes), data=None)
     rows = [{**_job_row(job), "changes": list(job.changes)} for job in registered]
     columns = ["name", "version", "state", "schedule", "target"]
-    show_rows(context, rows, columns=columns, wide=["kind", "inputs", "origin"])
+    output.show_rows(context, rows, columns=columns, wide=["kind", "inputs", "origin"])
 
 
 @app.command("list", epilog="Example: featurestore job list --output json")
@@ -68,7 +60,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
 
     For streams also the lag in records, rows per second and the last commit.
     """
-    show_page(
+    output.show_page(
         context,
         store(context).get_jobs,
         _status_row,
@@ -106,7 +98,7 @@ def show(context: typer.Context, name: Name) -> None:
     """Show the definition of a job: schedule, rules, inputs, and aggregates of a window job."""
     from featurestore.jobs.service import get_job
 
-    show_record(context, _definition_details(get_job(store(context).session, name)))
+    output.show_record(context, _definition_details(get_job(store(context).session, name)))
 
 
 @app.command(
@@ -131,14 +123,14 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
         "seconds": job_plan.seconds,
         "inputs": list(map(vars, job_plan.inputs)),
     }
-    show_text(context, str(job_plan), data=data)
+    output.show_text(context, str(job_plan), data=data)
 
 
 @app.command(epilog="Example: featurestore job run origin_traffic --due")
 def run(
     context: typer.Context,
     name: Name,
-    window: Annotated[str | None, option(help="Start of the window to run.")] = None,
+    window: Annotated[str | None, output.option(help="Start of the window to run.")] = None,
     due: Annotated[bool, typer.Option("--due", help="Run all due windows.")] = False,
     stale: Annotated[
         bool, typer.Option("--stale", help="Recompute all windows whose inputs have changed since.")
@@ -166,8 +158,8 @@ def run(
 def backfill(
     context: typer.Context,
     name: Name,
-    start: Annotated[str, option(help="Start of the range.")],
-    end: Annotated[str, option(help="End of the range.")],
+    start: Annotated[str, output.option(help="Start of the range.")],
+    end: Annotated[str, output.option(help="End of the range.")],
     anew: Annotated[
         bool, typer.Option("--anew", help="Recompute windows that are already computed.")
     ] = False,
@@ -181,7 +173,7 @@ def backfill(
     note = getattr(runs, "note", "")
     # JSON output must be a single document.
     if note and settings(context).output is not OutputFormat.JSON:
-        show_text(context, note, data=None)
+        output.show_text(context, note, data=None)
 
 
 @app.command(epilog="Example: featurestore job history origin_traffic --last 5 --output json")
@@ -199,21 +191,21 @@ def history(
 def pause(context: typer.Context, name: Name) -> None:
     """Stop schedulers and --due from running a job."""
     store(context).pause_job(name)
-    show_text(context, f"{name} is paused", data={"name": name, "paused": True})
+    output.show_text(context, f"{name} is paused", data={"name": name, "paused": True})
 
 
 @app.command(epilog="Example: featurestore job unpause origin_traffic")
 def unpause(context: typer.Context, name: Name) -> None:
     """Resume a paused job; the windows that it missed are due."""
     store(context).unpause_job(name)
-    show_text(context, f"{name} is active", data={"name": name, "paused": False})
+    output.show_text(context, f"{name} is active", data={"name": name, "paused": False})
 
 
 @app.command(epilog="Example: featurestore job remove origin_traffic")
 def remove(context: typer.Context, name: Name) -> None:
     """Remove a job with its runs; the group or dataset that it wrote remains."""
     removed = store(context).remove_job(name)
-    show_text(context, str(removed), data=vars(removed))
+    output.show_text(context, str(removed), data=vars(removed))
 
 
 def _job_row(job: Any) -> Mapping[str, Any]:
@@ -282,7 +274,7 @@ def _run_row(run: Any) -> Mapping[str, Any]:
 
 
 def _show_runs(context: typer.Context, runs: list[Any], *, empty: str) -> None:
-    show_rows(
+    output.show_rows(
         context,
         map(_run_row, runs),
         columns=_RUN_COLUMNS,
@@ -304,7 +296,7 @@ def streams() -> None:
 
 @stream_app.command(epilog="Example: featurestore stream replay clicks")
 def replay(
-    context: typer.Context, name: Annotated[str, argument(help="Name of the stream job.")]
+    context: typer.Context, name: Annotated[str, output.argument(help="Name of the stream job.")]
 ) -> None:
     """Read the quarantined records of a job again, and write those that are now readable."""
     replayed = store(context).replay_quarantine(name)
@@ -319,7 +311,7 @@ def replay(
         "left": replayed.left,
         "reasons": dict(replayed.reasons),
     }
-    show_text(context, "\n".join(lines), data=data)
+    output.show_text(context, "\n".join(lines), data=data)
 
 
 @scheduler_app.callback()

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from featurestore.cli.output import (
-    Limit,
-    PageNumber,
-    argument,
-    option,
-    show_json,
-    show_page,
-    show_record,
-    show_text,
-)
+from featurestore.cli import output
+from featurestore.cli.output import Limit, PageNumber
 from featurestore.cli.state import OutputFormat, require_version, settings, split_version, store
 
 if TYPE_CHECKING:
@@ -28,14 +20,16 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 model_app = typer.Typer(no_args_is_help=True)
 
-ModelName = Annotated[str, argument(help="Name of the model: the latest version, or name@v2.")]
-RunId = Annotated[str, argument(help="Id of the run.")]
+ModelName = Annotated[
+    str, output.argument(help="Name of the model: the latest version, or name@v2.")
+]
+RunId = Annotated[str, output.argument(help="Id of the run.")]
 
 
 @app.command("list", epilog="Example: featurestore run list --name late_flights")
 def list_runs(
     context: typer.Context,
-    name: Annotated[str | None, option(help="Only runs of this experiment.")] = None,
+    name: Annotated[str | None, output.option(help="Only runs of this experiment.")] = None,
     trials: Annotated[bool, typer.Option("--trials", help="Include trials of studies.")] = False,
     limit: Limit = None,
     page: PageNumber = 1,
@@ -43,7 +37,7 @@ def list_runs(
     """List runs, newest first."""
     from featurestore import experiments
 
-    show_page(
+    output.show_page(
         context,
         partial(experiments.get_runs, name, trials=trials, store=store(context)),
         _run_row,
@@ -77,26 +71,26 @@ def show(context: typer.Context, run_id: RunId) -> None:
     run = experiments.get_run(run_id, store=store(context))
     details = run.to_json()
     if settings(context).output is OutputFormat.JSON:
-        show_json(details)
+        output.show_json(details)
         return
     # A record lists all installed packages and the source code, which would hide the other values.
     packages = details["environment"].pop("packages", {})
     details["environment"]["packages"] = len(packages)
     details["code"].pop("source", None)
-    show_record(context, details)
+    output.show_record(context, details)
 
 
 @app.command(epilog="Example: featurestore run compare 20130101-063000-1f2e3d 20130102-01...")
 def compare(
     context: typer.Context,
-    a: Annotated[str, argument(help="Id of a run.")],
-    b: Annotated[str, argument(help="Id of another run.")],
+    a: Annotated[str, output.argument(help="Id of a run.")],
+    b: Annotated[str, output.argument(help="Id of another run.")],
 ) -> None:
     """Show the differences between two runs."""
     from featurestore import experiments
 
     comparison = experiments.compare(a, b, store=store(context))
-    show_text(context, str(comparison), data=comparison.to_json())
+    output.show_text(context, str(comparison), data=comparison.to_json())
 
 
 @app.command(epilog="Example: featurestore run logs 20130101-063000-1f2e3d --worker 1")
@@ -110,13 +104,13 @@ def logs(
     from featurestore import experiments
 
     text = experiments.get_run(run_id, store=store(context)).logs(worker, lines=lines)
-    show_text(context, text, data={"worker": worker, "lines": text.split("\n")})
+    output.show_text(context, text, data={"worker": worker, "lines": text.split("\n")})
 
 
 @app.command(epilog="Example: featurestore run tensorboard late_flights")
 def tensorboard(
     context: typer.Context,
-    name: Annotated[str | None, argument(help="Experiment; default: all.")] = None,
+    name: Annotated[str | None, output.argument(help="Experiment; default: all.")] = None,
     port: Annotated[int, typer.Option(min=0, help="Port to listen on; 0: any free port.")] = 6006,
 ) -> None:
     """Show the runs of an experiment in TensorBoard; with --output json print only its directory."""
@@ -125,7 +119,7 @@ def tensorboard(
     paths = store(context).session.paths
     directory = paths.experiments if name is None else paths.experiment(name)
     if settings(context).output is OutputFormat.JSON:
-        show_json({"log_dir": directory})
+        output.show_json({"log_dir": directory})
         return
     # A configuration file in a run could make TensorBoard serve other files of this machine.
     check_tensorboard(directory)
@@ -137,14 +131,14 @@ def tensorboard(
 @model_app.command("list", epilog="Example: featurestore model list --name late_flights")
 def list_models(
     context: typer.Context,
-    name: Annotated[str | None, option(help="Only versions of this model.")] = None,
+    name: Annotated[str | None, output.option(help="Only versions of this model.")] = None,
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
     """List every version of every model."""
     from featurestore import experiments
 
-    show_page(
+    output.show_page(
         context,
         partial(experiments.get_models, name, store=store(context)),
         lambda model: model.to_json(),
@@ -163,14 +157,14 @@ def show_model(context: typer.Context, name: ModelName) -> None:
 
     model_name, version = split_version(name)
     model = experiments.get_model(model_name, version, store=store(context))
-    show_record(context, model.to_json())
+    output.show_record(context, model.to_json())
 
 
 @model_app.command("stage", epilog="Example: featurestore model stage late_flights@v1 production")
 def set_stage(
     context: typer.Context,
-    name: Annotated[str, argument(help="Name and version: name@v2.")],
-    stage: Annotated[str, argument(help="development, staging, production or archived.")],
+    name: Annotated[str, output.argument(help="Name and version: name@v2.")],
+    stage: Annotated[str, output.argument(help="development, staging, production or archived.")],
 ) -> None:
     """Set the stage of a model version."""
     from featurestore import experiments
@@ -180,4 +174,4 @@ def set_stage(
     model = experiments.get_model(model_name, version, store=store(context))
     model.update(stage=check_stage(stage))
     data = {"name": model_name, "version": version, "stage": stage}
-    show_text(context, f"{name}: {stage}", data=data)
+    output.show_text(context, f"{name}: {stage}", data=data)

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from featurestore.cli.output import (
-    DefinitionFile,
-    Limit,
-    PageNumber,
-    argument,
-    show_page,
-    show_record,
-    show_report,
-    show_rows,
-)
+from featurestore.cli import output
+from featurestore.cli.output import DefinitionFile, Limit, PageNumber
 from featurestore.cli.state import require_version, split_version, store
 from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import format_source, read_text
@@ -27,9 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[
-    str, argument(help="Name of the training dataset: the latest version, or name@v2.")
+    str, output.argument(help="Name of the training dataset: the latest version, or name@v2.")
 ]
-VersionedName = Annotated[str, argument(help="Name and version: name@v2.")]
+VersionedName = Annotated[str, output.argument(help="Name and version: name@v2.")]
 
 
 @app.command(epilog="Example: featurestore td create late_flights.toml")
@@ -41,13 +33,13 @@ def create(context: typer.Context, file: DefinitionFile) -> None:
     from featurestore.cli.definitions import create_dataset
 
     dataset = create_dataset(store(context), file)
-    show_record(context, {**dataset._summary(), "path": dataset.path})
+    output.show_record(context, {**dataset._summary(), "path": dataset.path})
 
 
 @app.command("list", epilog="Example: featurestore td list")
 def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every training dataset."""
-    show_page(
+    output.show_page(
         context,
         store(context).get_training_datasets,
         lambda dataset: {**dataset._summary(), "stale": dataset.stale or None},
@@ -96,7 +88,7 @@ def show(context: typer.Context, name: Name) -> None:
     }
     fitted = dataset.transformations
     tables = {} if fitted is None else {"transformations": fitted.records()}
-    show_record(context, details, tables=tables)
+    output.show_record(context, details, tables=tables)
 
 
 @app.command(epilog="Example: featurestore td verify late_flights --recompute")
@@ -109,16 +101,16 @@ def verify(
 ) -> None:
     """Read every file and compare with the manifest; exit code 1 if anything differs."""
     report = open_dataset(store(context), name).verify(recompute=recompute)
-    show_report(context, report, ok=report.ok)
+    output.show_report(context, report, ok=report.ok)
 
 
 @app.command(epilog="Example: featurestore td diff late_flights@v1 late_flights@v2")
 def diff(
     context: typer.Context,
-    dataset: Annotated[str, argument(metavar="LEFT", help="A dataset: name or name@v2.")],
+    dataset: Annotated[str, output.argument(metavar="LEFT", help="A dataset: name or name@v2.")],
     other_dataset: Annotated[
         str | None,
-        argument(
+        output.argument(
             metavar="RIGHT",
             help="The dataset to compare with. Without it, LEFT is compared with the version "
             "before it.",
@@ -144,7 +136,7 @@ def diff(
     else:
         second = open_dataset(connected, other_dataset)
     report = first.diff(second)
-    show_report(context, report, ok=report.same)
+    output.show_report(context, report, ok=report.same)
 
 
 @app.command(epilog="Example: featurestore td clean")
@@ -154,7 +146,7 @@ def clean(context: typer.Context) -> None:
 
     removed = clean_all(store(context).session)
     rows = [{"removed": path} for path in removed]
-    show_rows(context, rows, columns=["removed"], empty="nothing to remove")
+    output.show_rows(context, rows, columns=["removed"], empty="nothing to remove")
 
 
 @app.command(epilog="Example: featurestore td delete late_flights@v1")
@@ -168,7 +160,7 @@ def delete(
     """Delete one version of a training dataset."""
     dataset_name, version = require_version(context, name)
     store(context).delete_training_dataset(dataset_name, version=version, force=force)
-    show_record(context, {"deleted": f"{dataset_name} version {version}"})
+    output.show_record(context, {"deleted": f"{dataset_name} version {version}"})
 
 
 def open_dataset(connected: FeatureStore, text: str) -> TrainingDataset:

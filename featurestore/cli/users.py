@@ -7,16 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import (
-    Limit,
-    PageNumber,
-    argument,
-    option,
-    show_page,
-    show_record,
-    show_rows,
-    show_text,
-)
+from featurestore.cli import output
+from featurestore.cli.output import Limit, PageNumber
 from featurestore.cli.state import store
 from featurestore.registry.audit_log import Actor
 
@@ -24,14 +16,14 @@ app = typer.Typer(no_args_is_help=True)
 token_app = typer.Typer(no_args_is_help=True)
 access_app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, argument(help="Name of the user.")]
-RoleArgument = Annotated[str, argument(help="Role: none, reader, writer or admin.")]
+Name = Annotated[str, output.argument(help="Name of the user.")]
+RoleArgument = Annotated[str, output.argument(help="Role: none, reader, writer or admin.")]
 # A password option would be visible to other users in the list of processes.
 FromInput = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from standard input.")
 ]
-Group = Annotated[str, argument(help="Name of the feature group.")]
-User = Annotated[str, argument(help="Name of the user.")]
+Group = Annotated[str, output.argument(help="Name of the feature group.")]
+User = Annotated[str, output.argument(help="Name of the user.")]
 
 
 def command_line() -> Actor:
@@ -52,8 +44,12 @@ def add(
         bool,
         typer.Option("--no-password", help="Set no password: the user has a token or a provider."),
     ] = False,
-    issuer: Annotated[str | None, option(help="Issuer URL of the identity provider.")] = None,
-    subject: Annotated[str | None, option(help="Subject of the user at the provider.")] = None,
+    issuer: Annotated[
+        str | None, output.option(help="Issuer URL of the identity provider.")
+    ] = None,
+    subject: Annotated[
+        str | None, output.option(help="Subject of the user at the provider.")
+    ] = None,
 ) -> None:
     """Add a user and prompt for a password."""
     from featurestore.server.access import changes
@@ -74,7 +70,7 @@ def add(
         issuer=issuer,
         subject=subject,
     )
-    show_text(context, f"added user {name}: {role}", data={"name": name, "role": role})
+    output.show_text(context, f"added user {name}: {role}", data={"name": name, "role": role})
 
 
 @app.command("list", epilog="Example: featurestore user list")
@@ -90,7 +86,7 @@ def list_users(context: typer.Context) -> None:
             row["password"] = user.password is not None
             rows.append({**row, "issuer": user.issuer, "subject": user.subject})
     columns, wide = ["name", "role", "groups"], ["password", "issuer", "subject", "created"]
-    show_rows(context, rows, columns=columns, wide=wide, empty="no users yet")
+    output.show_rows(context, rows, columns=columns, wide=wide, empty="no users yet")
 
 
 @app.command(epilog="Example: featurestore user remove ann")
@@ -99,7 +95,7 @@ def remove(context: typer.Context, name: Name) -> None:
     from featurestore.server.access import changes
 
     changes.remove_user(store(context).session, command_line(), name)
-    show_text(context, f"removed user {name}", data={"name": name})
+    output.show_text(context, f"removed user {name}", data={"name": name})
 
 
 @app.command("role", epilog="Example: featurestore user role ann writer")
@@ -108,7 +104,7 @@ def set_role(context: typer.Context, name: Name, role: RoleArgument) -> None:
     from featurestore.server.access import changes
 
     changes.set_role(store(context).session, command_line(), name, role)
-    show_text(context, f"user {name}: {role}", data={"name": name, "role": role})
+    output.show_text(context, f"user {name}: {role}", data={"name": name, "role": role})
 
 
 @app.command("password", epilog="Example: featurestore user password ann")
@@ -118,7 +114,7 @@ def set_password(context: typer.Context, name: Name, password_stdin: FromInput =
 
     connected = store(context)
     changes.set_password(connected.session, command_line(), name, _password(password_stdin))
-    show_text(context, f"changed the password of user {name}", data={"name": name})
+    output.show_text(context, f"changed the password of user {name}", data={"name": name})
 
 
 def _password(from_input: bool) -> str:
@@ -152,13 +148,13 @@ def make_token(
         "scope": scope,
         "expires": token.expires,
     }
-    show_record(context, record)
+    output.show_record(context, record)
 
 
 @token_app.command("list", epilog="Example: featurestore token list --user ann")
 def list_tokens(
     context: typer.Context,
-    user: Annotated[str | None, option(help="Only tokens of this user.")] = None,
+    user: Annotated[str | None, output.option(help="Only tokens of this user.")] = None,
 ) -> None:
     """List tokens without their secrets, which are shown only at creation."""
     from featurestore.registry import access
@@ -169,18 +165,20 @@ def list_tokens(
             for token in access.list_tokens(connection, user)
         ]
     columns = ["id", "user", "label", "scope", "expires"]
-    show_rows(context, rows, columns=columns, wide=["created", "expired"], empty="no tokens yet")
+    output.show_rows(
+        context, rows, columns=columns, wide=["created", "expired"], empty="no tokens yet"
+    )
 
 
 @token_app.command("revoke", epilog="Example: featurestore token revoke 4f2a9c01b7de")
 def revoke_token(
-    context: typer.Context, identifier: Annotated[str, argument(help="Id of the token.")]
+    context: typer.Context, identifier: Annotated[str, output.argument(help="Id of the token.")]
 ) -> None:
     """Revoke a token."""
     from featurestore.server.access import changes
 
     changes.revoke_token(store(context).session, command_line(), identifier)
-    show_text(context, f"revoked token {identifier}", data={"id": identifier})
+    output.show_text(context, f"revoked token {identifier}", data={"id": identifier})
 
 
 @access_app.command("private", epilog="Example: featurestore access private salaries")
@@ -189,7 +187,7 @@ def make_private(context: typer.Context, group: Group) -> None:
     from featurestore.server.access import changes
 
     changes.set_private(store(context).session, command_line(), group, True)
-    show_text(context, f"{group} is private", data={"featuregroup": group, "private": True})
+    output.show_text(context, f"{group} is private", data={"featuregroup": group, "private": True})
 
 
 @access_app.command("public", epilog="Example: featurestore access public salaries")
@@ -211,7 +209,7 @@ def make_public(
     lines = [f"{group} would be public" if dry_run else f"{group} is public"]
     lines += [f"opens {name}" for name in readable_objects]
     data = {"featuregroup": group, "private": dry_run, "opens": readable_objects}
-    show_text(context, "\n".join(lines), data=data)
+    output.show_text(context, "\n".join(lines), data=data)
 
 
 @access_app.command(epilog="Example: featurestore access grant salaries ann reader")
@@ -219,14 +217,14 @@ def grant(
     context: typer.Context,
     group: Group,
     user: User,
-    role: Annotated[str, argument(help="Role: reader, writer or admin (the owner).")],
+    role: Annotated[str, output.argument(help="Role: reader, writer or admin (the owner).")],
 ) -> None:
     """Give a user a role on a group."""
     from featurestore.server.access import changes
 
     changes.set_group_role(store(context).session, command_line(), group, user, role)
     data = {"featuregroup": group, "user": user, "role": role}
-    show_text(context, f"{user} has the role {role} on {group}", data=data)
+    output.show_text(context, f"{user} has the role {role} on {group}", data=data)
 
 
 @access_app.command(epilog="Example: featurestore access withdraw salaries ann")
@@ -236,7 +234,7 @@ def withdraw(context: typer.Context, group: Group, user: User) -> None:
 
     changes.set_group_role(store(context).session, command_line(), group, user, None)
     data = {"featuregroup": group, "user": user, "role": None}
-    show_text(context, f"{user} has no role on {group}", data=data)
+    output.show_text(context, f"{user} has no role on {group}", data=data)
 
 
 @access_app.command("list", epilog="Example: featurestore access list")
@@ -249,7 +247,7 @@ def list_groups(context: typer.Context) -> None:
             {"featuregroup": group, "roles": access.roles_on(connection, group)}
             for group in access.private_groups_of_store(connection)
         ]
-    show_rows(context, rows, columns=["featuregroup", "roles"], empty="no private groups")
+    output.show_rows(context, rows, columns=["featuregroup", "roles"], empty="no private groups")
 
 
 @access_app.command("log", epilog="Example: featurestore access log --user ann")
@@ -268,7 +266,7 @@ def show_log(
         with connected.session.registry.reading() as connection:
             return audit_log.entries(connection, who=user, limit=limit, offset=offset)
 
-    show_page(
+    output.show_page(
         context,
         get,
         vars,

@@ -9,17 +9,8 @@ from datetime import timedelta
 
 import pyarrow as pa
 
-from featurestore.dbt.expectations import (
-    NOT_NULL,
-    RECENCY_TESTS,
-    Columns,
-    Expectation,
-    NotConvertible,
-    RelatedGroup,
-    convert_relationship,
-    differences,
-    to_expectation,
-)
+from featurestore.dbt import expectations as dbt_tests
+from featurestore.dbt.expectations import Columns, Expectation, NotConvertible, RelatedGroup
 from featurestore.dbt.freshness import find_max_age
 from featurestore.dbt.keys import find_columns, read_key
 from featurestore.dbt.manifest import DbtNode, DbtProject, is_node_id, parse_owner
@@ -124,7 +115,7 @@ def add_relationships(
         if not test.compares_tables:
             continue
         try:
-            expectation = convert_relationship(
+            expectation = dbt_tests.convert_relationship(
                 test, columns, tested_node=node.unique_id, groups=groups
             )
             expectations += normalize_expectations([expectation])
@@ -315,15 +306,15 @@ class _NodeReader:
         schema = pa.schema([self._columns.schema.field(name) for name in column_names])
         expectations: dict[str, Expectation] = {}
         for test in self._node.tests:
-            if test.test_type in RECENCY_TESTS or test.compares_tables:
+            if test.test_type in dbt_tests.RECENCY_TESTS or test.compares_tables:
                 continue
             try:
-                expectation = to_expectation(test, Columns(schema))
+                expectation = dbt_tests.to_expectation(test, Columns(schema))
                 (normalized,) = normalize_expectations([expectation])
                 validator = find_validator()
                 is_row_level = validator.is_row_level(normalized)
                 if complete_columns is not None:
-                    requires_values = normalized["type"] == NOT_NULL
+                    requires_values = normalized["type"] == dbt_tests.NOT_NULL
                     is_complete = normalized["kwargs"].get("column") in complete_columns
                     if not is_row_level or (requires_values and not is_complete):
                         raise NotConvertible("the group adds rows at the ends of versions")
@@ -336,7 +327,7 @@ class _NodeReader:
                 reason = error.message if isinstance(error, InvalidExpectation) else str(error)
                 self._notes.append(f"test {test.name!r} was not imported: {reason}")
             else:
-                for difference in differences(normalized, test, Columns(schema)):
+                for difference in dbt_tests.differences(normalized, test, Columns(schema)):
                     self._notes.append(f"test {test.name!r}: {difference}")
                 # dbt packages may define the same test twice.
                 expectations[repr(normalized)] = normalized

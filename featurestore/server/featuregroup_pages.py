@@ -17,18 +17,10 @@ from featurestore.registry import overview
 from featurestore.registry.featuregroups import KIND
 from featurestore.registry.overview import GroupFilter
 from featurestore.server import featuregroups as records
+from featurestore.server import rendering
 from featurestore.server.charts import heatmap, histogram
 from featurestore.server.guard import FullStore, Settings, Store, parse_as_of
-from featurestore.server.rendering import (
-    AGES,
-    PageNumber,
-    csv_file,
-    is_partial,
-    load_page,
-    objects_to_csv,
-    page,
-    statistics_file,
-)
+from featurestore.server.rendering import PageNumber
 from featurestore.server.routes import Router
 from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
@@ -58,14 +50,14 @@ def list_page(
         text=q.strip(),
         tag=tag,
         owner=owner,
-        changed_within=AGES.get(fresh),
+        changed_within=rendering.AGES.get(fresh),
         newest_first=sort == "changed",
     )
-    current_page = load_page(
+    current_page = rendering.load_page(
         partial(records.lines, store, group_filter), number=number, size=settings.page
     )
     if format == "csv":
-        return objects_to_csv("feature-groups", _COLUMNS, current_page.items)
+        return rendering.objects_to_csv("feature-groups", _COLUMNS, current_page.items)
     with store.session.registry.reading() as connection:
         tags, owners = overview.tag_values(connection), overview.owners(connection)
         names = [group.name for group in current_page.items]
@@ -76,9 +68,9 @@ def list_page(
         }
         jobs = {group.job for group in current_page.items if group.job is not None}
         failing_jobs = {run.job for run in overview.failing_jobs(connection, among=jobs)}
-    return page(
+    return rendering.page(
         request,
-        "featuregroups_table.html" if is_partial(request) else "featuregroups.html",
+        "featuregroups_table.html" if rendering.is_partial(request) else "featuregroups.html",
         title="Feature groups",
         current_page=current_page,
         filters={"q": q, "tag": tag, "owner": owner, "fresh": fresh, "sort": sort},
@@ -87,7 +79,7 @@ def list_page(
         owner_tags=owner_tags,
         failed=failed,
         failing_jobs=failing_jobs,
-        fresh=list(AGES),
+        fresh=list(rendering.AGES),
     )
 
 
@@ -108,8 +100,8 @@ def group_page(
     statistics = records.statistics(group)
     columns = records.columns(definition, statistics)
     if format == "csv":
-        return objects_to_csv(f"{name}-v{version}-schema", _SCHEMA_COLUMNS, columns)
-    return page(
+        return rendering.objects_to_csv(f"{name}-v{version}-schema", _SCHEMA_COLUMNS, columns)
+    return rendering.page(
         request,
         "featuregroup.html",
         **common,
@@ -136,9 +128,9 @@ def rows_page(
     bounds = records.RowBounds(settings.rows, settings.answer)
     if format == "csv":
         all_rows = records.rows(group, bounds, as_of=parse_as_of(as_of))
-        return csv_file(f"{name}-v{version}", all_rows["columns"], all_rows["rows"])
+        return rendering.csv_file(f"{name}-v{version}", all_rows["columns"], all_rows["rows"])
     first_rows = records.leading_rows(group, bounds, as_of=parse_as_of(as_of))
-    return page(
+    return rendering.page(
         request, "featuregroup_rows.html", **common, tab="rows", first_rows=first_rows, as_of=as_of
     )
 
@@ -160,12 +152,12 @@ def history_page(
     if format == "csv":
         columns = list(commits[0]._summary()) if commits else []
         rows = [list(commit._summary().values()) for commit in commits]
-        return csv_file(f"{name}-v{version}-history", columns, rows)
+        return rendering.csv_file(f"{name}-v{version}-history", columns, rows)
     # A full page may be followed by older commits.
     next_before = commits[-1].delta_version if len(commits) == settings.page else None
     # The predecessor of the oldest commit is on the next page, so that commit has no drift link.
     previous_versions = [commit.delta_version for commit in commits[1:]]
-    return page(
+    return rendering.page(
         request,
         "featuregroup_history.html",
         **common,
@@ -191,7 +183,7 @@ def statistics_page(
     group, common = _open_group(store, name, version)
     statistics = records.statistics(group)
     if format == "csv":
-        return statistics_file(f"{name}-v{version}-statistics", statistics)
+        return rendering.statistics_file(f"{name}-v{version}-statistics", statistics)
     drift, refusal = None, None
     try:
         if parse_as_of(before) is not None:
@@ -205,7 +197,7 @@ def statistics_page(
             drift = compare_statistics(earlier, records.require_statistics(group))
     except StatisticsNotFound as error:
         refusal = error
-    return page(
+    return rendering.page(
         request,
         "featuregroup_statistics.html",
         **common,
@@ -235,10 +227,12 @@ def validation_page(
     bounds = records.RowBounds(settings.rows, settings.answer)
     if format == "csv":
         all_rows = records.quarantined_rows(group, bounds)
-        return csv_file(f"{name}-v{version}-quarantine", all_rows["columns"], all_rows["rows"])
+        return rendering.csv_file(
+            f"{name}-v{version}-quarantine", all_rows["columns"], all_rows["rows"]
+        )
     quarantined = records.leading_quarantined_rows(group, bounds)
     reports = store.get_validation_history(name, version=version, limit=_MAX_REPORTS)[::-1]
-    return page(
+    return rendering.page(
         request,
         "featuregroup_validation.html",
         **common,

@@ -40,17 +40,7 @@ from featurestore.plugins.format import (
     WrittenFile,
     WrittenShard,
 )
-from featurestore.testing.format_cases import (
-    EVERY_TYPE,
-    REQUIRED,
-    apply_losses,
-    build_manifest,
-    example_table,
-    is_identical,
-    profiles,
-    supported,
-    tables,
-)
+from featurestore.testing import format_cases as cases
 
 BLOCK_ROWS = 8
 # Most of these sizes do not divide the number of rows; the last one exceeds it.
@@ -68,7 +58,7 @@ def build_layout(
 
     ``declared`` marks the lengths of its lists and strings as declared.
     """
-    column_profiles = [replace(profile, declared=declared) for profile in profiles(table)]
+    column_profiles = [replace(profile, declared=declared) for profile in cases.profiles(table)]
     layout = dataset_format.layout(
         table.schema, column_profiles, compression=compression, block_rows=BLOCK_ROWS
     )
@@ -130,15 +120,17 @@ class FormatConformance:
     def test_shard_round_trip_keeps_every_type(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        kinds = supported(dataset_format)
-        assert set(map(str, REQUIRED)) <= set(map(str, kinds))
-        table = example_table(kinds)
+        kinds = cases.supported(dataset_format)
+        assert set(map(str, cases.REQUIRED)) <= set(map(str, kinds))
+        table = cases.example_table(kinds)
         layout = build_layout(dataset_format, table)
         path, _ = write(dataset_format, tmp_path, table, layout)
         reader = dataset_format.open_shard(path, layout=layout)
         actual = reader.read(0, reader.rows, table.schema.names)
         actual.validate(full=True)
-        assert is_identical(actual, apply_losses(table, dataset_format.encodings(layout)))
+        assert cases.is_identical(
+            actual, cases.apply_losses(table, dataset_format.encodings(layout))
+        )
         reader.close()
 
     @settings(
@@ -158,7 +150,7 @@ class FormatConformance:
         tmp_path_factory: pytest.TempPathFactory,
         data: st.DataObject,
     ) -> None:
-        table = data.draw(tables(supported(dataset_format)))
+        table = data.draw(cases.tables(cases.supported(dataset_format)))
         layout = build_layout(dataset_format, table)
         path, shard = write(dataset_format, tmp_path_factory.mktemp("random"), table, layout)
         assert shard.rows == table.num_rows
@@ -169,9 +161,9 @@ class FormatConformance:
         columns = data.draw(st.permutations(table.schema.names))
         actual = reader.read(start, stop, columns)
         actual.validate(full=True)
-        assert is_identical(
+        assert cases.is_identical(
             actual,
-            apply_losses(table, dataset_format.encodings(layout))
+            cases.apply_losses(table, dataset_format.encodings(layout))
             .select(columns)
             .slice(start, stop - start),
         )
@@ -180,24 +172,24 @@ class FormatConformance:
     def test_read_returns_any_row_range(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(supported(dataset_format), rows=200)
+        table = cases.example_table(cases.supported(dataset_format), rows=200)
         layout = build_layout(dataset_format, table)
         path, _ = write(dataset_format, tmp_path, table, layout)
         reader = dataset_format.open_shard(path, layout=layout)
         assert reader.rows == 200
-        expected = apply_losses(table, dataset_format.encodings(layout))
+        expected = cases.apply_losses(table, dataset_format.encodings(layout))
         for start, stop in ((0, 200), (0, 1), (199, 200), (63, 65), (64, 128), (50, 50), (7, 193)):
-            assert is_identical(
+            assert cases.is_identical(
                 reader.read(start, stop, table.schema.names), expected.slice(start, stop - start)
             )
         some = [table.schema.names[-1], table.schema.names[0]]
-        assert is_identical(reader.read(3, 9, some), expected.select(some).slice(3, 6))
+        assert cases.is_identical(reader.read(3, 9, some), expected.select(some).slice(3, 6))
         reader.close()
 
     def test_shard_bytes_are_independent_of_batches(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         layout = build_layout(dataset_format, table)
         # The slice has the same rows in arrays with offsets.
         sliced = pa.concat_tables([table.slice(0, 11), table]).slice(11)
@@ -219,19 +211,19 @@ class FormatConformance:
     def test_declared_lengths_keep_values(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        kinds = [dtype for dtype in supported(dataset_format) if "decimal" not in str(dtype)]
-        table = example_table(kinds)
+        kinds = [dtype for dtype in cases.supported(dataset_format) if "decimal" not in str(dtype)]
+        table = cases.example_table(kinds)
         layout = build_layout(dataset_format, table, declared=True)
         path, shard = write(dataset_format, tmp_path / "whole", table, layout)
         _, small = write(dataset_format, tmp_path / "small", table, layout, batch_rows=7)
         assert small == shard
         assert list(dataset_format.verify_shard(path, layout=layout, rows=300)) == []
         reader = dataset_format.open_shard(path, layout=layout)
-        expected = apply_losses(table, dataset_format.encodings(layout))
+        expected = cases.apply_losses(table, dataset_format.encodings(layout))
         for start, stop in ((0, 300), (7, 8), (50, 50)):
             actual = reader.read(start, stop, table.schema.names)
             actual.validate(full=True)
-            assert is_identical(actual, expected.slice(start, stop - start))
+            assert cases.is_identical(actual, expected.slice(start, stop - start))
         reader.close()
         access = dataset_format.record_access(layout)
         if access is None:
@@ -250,7 +242,7 @@ class FormatConformance:
             )
 
     def test_empty_shard_is_readable(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
-        table = example_table(supported(dataset_format), rows=20)
+        table = cases.example_table(cases.supported(dataset_format), rows=20)
         for number, layout in enumerate(
             (build_layout(dataset_format, table), build_layout(dataset_format, table.slice(0, 0)))
         ):
@@ -268,34 +260,34 @@ class FormatConformance:
     def test_written_files_report_size_and_hash(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         layout = build_layout(dataset_format, table)
         _, shard = write(dataset_format, tmp_path, table, layout)
         files = [shard.file, *shard.sidecars]
         files += dataset_format.finish(
-            str(tmp_path), build_manifest(dataset_format, table, layout, [shard])
+            str(tmp_path), cases.build_manifest(dataset_format, table, layout, [shard])
         )
         for file in files:
             check_file(tmp_path, file)
         expected = [tmp_path / file.path for file in files]
         assert list_files(tmp_path) == sorted(set(expected))
-        assert dataset_format.bytes_per_row(layout, profiles(table)) > 0
+        assert dataset_format.bytes_per_row(layout, cases.profiles(table)) > 0
 
     def test_finish_is_deterministic(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         layout = build_layout(dataset_format, table)
         _, shard = write(dataset_format, tmp_path, table, layout)
-        manifest = build_manifest(dataset_format, table, layout, [shard])
+        manifest = cases.build_manifest(dataset_format, table, layout, [shard])
         first = list(dataset_format.finish(str(tmp_path), manifest))
         assert list(dataset_format.finish(str(tmp_path), manifest)) == first
 
     def test_layout_ignores_unprofiled_columns(self, dataset_format: DatasetFormat) -> None:
         if not isinstance(dataset_format, NarrowProfile):
             return
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         profiled_names = list(dataset_format.columns_to_profile(table.schema))
         assert profiled_names == [name for name in table.schema.names if name in profiled_names]
-        all_profiles = profiles(table)
+        all_profiles = cases.profiles(table)
         needed_profiles = [
             profile
             if profile.name in profiled_names
@@ -309,7 +301,7 @@ class FormatConformance:
         assert size == dataset_format.bytes_per_row(layout, needed_profiles)
 
     def test_encodings_name_every_column(self, dataset_format: DatasetFormat) -> None:
-        table = example_table(supported(dataset_format), rows=20)
+        table = cases.example_table(cases.supported(dataset_format), rows=20)
         encodings = dataset_format.encodings(build_layout(dataset_format, table))
         assert list(encodings) == table.schema.names
         for field in table.schema:
@@ -323,8 +315,8 @@ class FormatConformance:
                 assert encodings[field.name].shape == shape
 
     def test_check_names_all_unsupported_types(self, dataset_format: DatasetFormat) -> None:
-        supported_types = supported(dataset_format)
-        unsupported_types = [dtype for dtype in EVERY_TYPE if dtype not in supported_types]
+        supported_types = cases.supported(dataset_format)
+        unsupported_types = [dtype for dtype in cases.EVERY_TYPE if dtype not in supported_types]
         if not unsupported_types:
             return
         schema = pa.schema([("good", pa.int64())])
@@ -344,7 +336,7 @@ class FormatConformance:
     def test_write_shard_failure_leaves_no_files(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         layout = build_layout(dataset_format, table)
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -358,7 +350,7 @@ class FormatConformance:
     def test_write_shard_is_deterministic(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         layout = build_layout(dataset_format, table)
         _, first = write(dataset_format, tmp_path, table, layout)
         _, again = write(dataset_format, tmp_path, table, layout)
@@ -368,7 +360,7 @@ class FormatConformance:
     def test_verify_shard_detects_truncated_and_missing_files(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         layout = build_layout(dataset_format, table)
         path, shard = write(dataset_format, tmp_path, table, layout)
         assert list(dataset_format.verify_shard(path, layout=layout, rows=300)) == []
@@ -391,8 +383,8 @@ class FormatConformance:
     def test_decoded_records_equal_read_rows(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        kinds = [dtype for dtype in supported(dataset_format) if pa.types.is_primitive(dtype)]
-        table = example_table(kinds)
+        kinds = [dtype for dtype in cases.supported(dataset_format) if pa.types.is_primitive(dtype)]
+        table = cases.example_table(kinds)
         layout = build_layout(dataset_format, table)
         access_and_records = write_records(dataset_format, tmp_path, table, layout)
         if access_and_records is None:
@@ -401,7 +393,9 @@ class FormatConformance:
         assert records.shape == (300, access.record_bytes)
         row_numbers = np.array([299, 5, 5, 0, 64])
         decoded = access.decode(records[row_numbers], table.schema.names)
-        expected = apply_losses(table, dataset_format.encodings(layout)).take(pa.array(row_numbers))
+        expected = cases.apply_losses(table, dataset_format.encodings(layout)).take(
+            pa.array(row_numbers)
+        )
         for name, (values, present) in decoded.items():
             column = expected[name].combine_chunks()
             assert values.shape == (5,)
@@ -418,7 +412,7 @@ class FormatConformance:
     def test_damaged_records_have_wrong_checksums(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(supported(dataset_format))
+        table = cases.example_table(cases.supported(dataset_format))
         layout = build_layout(dataset_format, table)
         access_and_records = write_records(dataset_format, tmp_path, table, layout)
         if access_and_records is None or not isinstance(access_and_records[0], RecordChecksums):
@@ -433,8 +427,8 @@ class FormatConformance:
     def test_plane_reader_equals_decoded_records(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        table = example_table(
-            [dtype for dtype in supported(dataset_format) if pa.types.is_primitive(dtype)]
+        table = cases.example_table(
+            [dtype for dtype in cases.supported(dataset_format) if pa.types.is_primitive(dtype)]
         )
         layout = build_layout(dataset_format, table)
         access_and_records = write_records(dataset_format, tmp_path, table, layout)

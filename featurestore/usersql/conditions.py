@@ -24,6 +24,7 @@ from featurestore.arrow.values import ConversionError, from_text
 from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.model.runtime import check_time
 from featurestore.model.times import is_finer_than_microseconds
+from featurestore.usersql import functions as sql_functions
 from featurestore.usersql.constants import (
     MIRRORED,
     Number,
@@ -33,20 +34,7 @@ from featurestore.usersql.constants import (
     to_number,
 )
 from featurestore.usersql.costs import check_costs
-from featurestore.usersql.functions import (
-    ALIASES,
-    CASTS,
-    CASTS_OF_NULL,
-    CLOCK,
-    FUNCTIONS,
-    OPERATORS,
-    REPLACEMENTS,
-    SAME_KIND_FUNCTIONS,
-    UNITS,
-    Function,
-    ValueType,
-    duckdb_functions,
-)
+from featurestore.usersql.functions import Function, ValueType
 from featurestore.usersql.text import DIALECT, parse_statement, quote, quoting_hint, shorten_sql
 
 if TYPE_CHECKING:
@@ -147,7 +135,7 @@ def _clock_name(node: exp.Expr) -> str | None:
         name = "current_timestamp"
     else:
         return None
-    if name in CLOCK:
+    if name in sql_functions.CLOCK:
         return name
     return None
 
@@ -353,7 +341,9 @@ class _Writer:
         # The negative of the smallest 64-bit integer does not exist. A subtraction returns null for
         # it, like other integer arithmetic.
         if operand.value_type == "integer":
-            return self._write_function("-", OPERATORS["-"], [TypedSql("0", "integer"), operand])
+            return self._write_function(
+                "-", sql_functions.OPERATORS["-"], [TypedSql("0", "integer"), operand]
+            )
         if operand.value_type in ("number", "float"):
             return TypedSql(f"(-{self._convert_to_number(operand)})", "number")
         raise self._wrong_kinds_error("-", [operand])
@@ -517,7 +507,7 @@ class _Writer:
             raise InvalidSql(
                 f"{shorten_sql(self._sql)}: a backslash in a pattern is an escape character "
                 "on some engines only.",
-                hint=REPLACEMENTS["regexp_matches"],
+                hint=sql_functions.REPLACEMENTS["regexp_matches"],
             )
         word = "LIKE"
         if node.args.get("negate"):
@@ -576,21 +566,21 @@ class _Writer:
         if _is_interval(first) and operator == "+":
             return self._shift_time(operator, self.write(second), first)
         operands = [self.write(node.this), self.write(node.expression)]
-        return self._write_function(operator, OPERATORS[operator], operands)
+        return self._write_function(operator, sql_functions.OPERATORS[operator], operands)
 
     def _write_call(self, node: exp.Expr) -> TypedSql:
         from sqlglot import exp
 
         name = node.name.lower()
-        name = ALIASES.get(name, name)
+        name = sql_functions.ALIASES.get(name, name)
         arguments = node.expressions
         if name in _LIST_TESTS and len(arguments) == 2 and isinstance(arguments[0], exp.Array):
             return self._write_list_test(arguments[0], arguments[1])
-        if name in SAME_KIND_FUNCTIONS and arguments:
+        if name in sql_functions.SAME_KIND_FUNCTIONS and arguments:
             return self._write_choice(name, arguments)
         if name == "date_part" and len(arguments) == 2:
             return self._write_date_part(arguments[0], arguments[1])
-        functions = FUNCTIONS.get(name) or OPERATORS.get(name)
+        functions = sql_functions.FUNCTIONS.get(name) or sql_functions.OPERATORS.get(name)
         if functions is None:
             raise self._unknown_function_error(node.name)
         return self._write_function(name, functions, list(map(self.write, arguments)))
@@ -600,8 +590,8 @@ class _Writer:
 
     def _write_date_part(self, field: exp.Expr, time: exp.Expr) -> TypedSql:
         name = field.name.lower()
-        name = ALIASES.get(name, name)
-        functions = FUNCTIONS.get(name)
+        name = sql_functions.ALIASES.get(name, name)
+        functions = sql_functions.FUNCTIONS.get(name)
         # This excludes functions such as abs, which are not fields of a time.
         if functions is None or functions[0].arguments != ("timestamp",):
             raise self._unknown_function_error(name)
@@ -647,7 +637,7 @@ class _Writer:
             return None
         if value_type == "unit":
             # Engines accept further units, whose truncation was not compared.
-            if str(argument.constant).lower() in UNITS:
+            if str(argument.constant).lower() in sql_functions.UNITS:
                 return argument.sql.lower()
             return None
         if argument.value_type == value_type:
@@ -806,11 +796,15 @@ class _Writer:
     def _apply_cast(self, operand: TypedSql, value_type: ValueType) -> TypedSql:
         if operand.value_type == value_type:
             return operand
-        cast = CASTS.get((operand.value_type, value_type))
+        cast = sql_functions.CASTS.get((operand.value_type, value_type))
         if operand.value_type == "null":
-            cast = CASTS_OF_NULL.get(value_type)
+            cast = sql_functions.CASTS_OF_NULL.get(value_type)
         if cast is None:
-            types = [_SQL_TYPES[target] for source, target in CASTS if source == operand.value_type]
+            types = [
+                _SQL_TYPES[target]
+                for source, target in sql_functions.CASTS
+                if source == operand.value_type
+            ]
             raise InvalidSql(
                 f"{shorten_sql(self._sql)} casts {operand.value_type} to {value_type}, which differs between "
                 f"engines. Available types for {operand.value_type}: {listing(types)}.",
@@ -914,7 +908,7 @@ class _Writer:
 
     def _unsupported_error(self, node: exp.Expr) -> InvalidSql:
         sql = node.sql(dialect=DIALECT)
-        hint = REPLACEMENTS.get(type(node).__name__.lower())
+        hint = sql_functions.REPLACEMENTS.get(type(node).__name__.lower())
         if type(node).__name__ == "IntDiv":
             # The hint must be valid SQL when it is pasted: operators bind differently without
             # parentheses.
@@ -934,20 +928,20 @@ class _Writer:
         return did_you_mean(name.name, self._columns.values()) or constant
 
     def _unknown_function_error(self, name: str) -> InvalidSql:
-        names = sorted({*FUNCTIONS, *SAME_KIND_FUNCTIONS})
+        names = sorted({*sql_functions.FUNCTIONS, *sql_functions.SAME_KIND_FUNCTIONS})
         # A function of DuckDB is not misspelled: "last" looks like "least".
         similar = None
-        if name.lower() not in duckdb_functions():
+        if name.lower() not in sql_functions.duckdb_functions():
             similar = did_you_mean(name, names, write="{}()")
         hint = f"supported functions: {listing(names, limit=60)}"
         if similar is not None:
             hint = f"{similar} {hint}"
-        if name.lower() in CLOCK:
+        if name.lower() in sql_functions.CLOCK:
             hint = "call fix_clock() first"
         return InvalidSql(
             f"{shorten_sql(self._sql)} uses {name.lower()}, which was not verified to be equal on "
             "every engine.",
-            hint=REPLACEMENTS.get(name.lower(), hint),
+            hint=sql_functions.REPLACEMENTS.get(name.lower(), hint),
         )
 
     def _incomparable_error(
@@ -1011,7 +1005,8 @@ class _Writer:
             casts = [
                 f"{source} to {target}: cast(x as {_SQL_TYPES[target]})"
                 for source, target in permutations(dict.fromkeys(kinds), 2)
-                if (source, target) in CASTS or (source == "null" and target in CASTS_OF_NULL)
+                if (source, target) in sql_functions.CASTS
+                or (source == "null" and target in sql_functions.CASTS_OF_NULL)
             ]
             hint = "; ".join(casts) or "use operands of one type"
         return InvalidSql(

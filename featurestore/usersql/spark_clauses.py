@@ -9,31 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
+from featurestore.usersql import spark_functions, typed_values
 from featurestore.usersql.functions import ALIASES
-from featurestore.usersql.spark_functions import (
-    AGGREGATES,
-    CHOICES,
-    FORMS,
-    QUERY_ALIASES,
-    WINDOW_FUNCTIONS,
-    family_is_nested,
-    ordered_hint,
-    write_choice,
-    write_function,
-    write_truncation,
-)
 from featurestore.usersql.spark_scopes import Columns, Scope
 from featurestore.usersql.text import DIALECT
-from featurestore.usersql.typed_values import (
-    NULL,
-    DifferentForm,
-    DuckDBOnly,
-    DuckDBTypes,
-    Value,
-    convert,
-    type_name,
-    with_flags,
-)
+from featurestore.usersql.typed_values import DifferentForm, DuckDBOnly, DuckDBTypes, Value
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -83,10 +63,12 @@ class CallWriter(ABC):
         if not isinstance(node, exp.Anonymous):
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         name = node.name.lower()
-        name = QUERY_ALIASES.get(name, name)
-        if name in AGGREGATES:
+        name = spark_functions.QUERY_ALIASES.get(name, name)
+        if name in spark_functions.AGGREGATES:
             return self._aggregate(name, node, condition, over)
-        if (name in WINDOW_FUNCTIONS) != (over is not None) or condition is not None:
+        if (name in spark_functions.WINDOW_FUNCTIONS) != (
+            over is not None
+        ) or condition is not None:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         if name == "date_part" and len(node.expressions) == 2:
             return self.write_field(node.expressions[0].name, node.expressions[1])
@@ -96,19 +78,22 @@ class CallWriter(ABC):
         return self._call(name, arguments, over or "")
 
     def _call(self, name: str, arguments: Sequence[Value], over: str = "") -> Value:
-        if name not in FORMS and name not in (*CHOICES, "date_trunc"):
+        if name not in spark_functions.FORMS and name not in (
+            *spark_functions.CHOICES,
+            "date_trunc",
+        ):
             raise DuckDBOnly(name)
         stand_ins = ", ".join(argument.stand_in for argument in arguments)
         window = " OVER ()" if over else ""
         dtype = self._types.type_of(f"{name}({stand_ins}){window}")
-        if name in CHOICES:
-            sql = write_choice(name, arguments, dtype, self._types)
+        if name in spark_functions.CHOICES:
+            sql = spark_functions.write_choice(name, arguments, dtype, self._types)
         elif name == "date_trunc":
-            sql = write_truncation(arguments[0], arguments[1], dtype, self._types)
+            sql = spark_functions.write_truncation(arguments[0], arguments[1], dtype, self._types)
         else:
-            sql = write_function(name, arguments, result=dtype, over=over)
+            sql = spark_functions.write_function(name, arguments, result=dtype, over=over)
         value = Value(sql, dtype, has_window=bool(over), has_rows=name == "unnest")
-        return with_flags(value, arguments)
+        return typed_values.with_flags(value, arguments)
 
     def _aggregate(
         self, name: str, node: exp.Expr, condition: Value | None, over: str | None
@@ -138,12 +123,14 @@ class CallWriter(ABC):
             flags.append(condition)
             filtered = f"CASE WHEN {condition.sql} THEN {argument.sql} END"
             argument = replace(argument, sql=filtered, constant=None)
-        if argument.type == NULL and name != "count":
+        if argument.type == typed_values.NULL and name != "count":
             raise DuckDBOnly(f"{name}(null)", f"{name}(null::double)")
         word = "DISTINCT " if distinct else ""
-        sql = write_function(name, [argument], result=dtype, distinct=word, over=over or "")
+        sql = spark_functions.write_function(
+            name, [argument], result=dtype, distinct=word, over=over or ""
+        )
         value = Value(sql, dtype, has_aggregate=over is None, has_window=over is not None)
-        return with_flags(value, flags)
+        return typed_values.with_flags(value, flags)
 
     def _neighbor(self, name: str, arguments: Sequence[Value], over: str) -> Value:
         """Return lag or lead: of a value, a constant number of rows, and a default."""
@@ -156,9 +143,9 @@ class CallWriter(ABC):
                 raise DuckDBOnly(f"{name} by {offset} rows", f"{name}(x, 2)")
         default = ""
         if len(arguments) > 2:
-            default = f", {convert(arguments[2], dtype, self._types)}"
-        sql = f"{name}({convert(value, dtype, self._types)}, {offset}{default}){over}"
-        return replace(with_flags(Value(sql, dtype), arguments), has_window=True)
+            default = f", {typed_values.convert(arguments[2], dtype, self._types)}"
+        sql = f"{name}({typed_values.convert(value, dtype, self._types)}, {offset}{default}){over}"
+        return replace(typed_values.with_flags(Value(sql, dtype), arguments), has_window=True)
 
     # -- windows ------------------------------------------------------------------------------
 
@@ -188,9 +175,11 @@ class CallWriter(ABC):
 
     def write_order(self, value: Value, term: exp.Expr) -> str:
         """Return a term of ORDER BY for a value; DuckDB sorts nulls last by default."""
-        if family_is_nested([value]):
-            hint = ordered_hint(value).format(term.this.sql(dialect=DIALECT))
-            raise DifferentForm(f"the order of {type_name(value.type)}", f"order by {hint}")
+        if spark_functions.family_is_nested([value]):
+            hint = spark_functions.ordered_hint(value).format(term.this.sql(dialect=DIALECT))
+            raise DifferentForm(
+                f"the order of {typed_values.type_name(value.type)}", f"order by {hint}"
+            )
         direction = "DESC" if term.args.get("desc") else "ASC"
         nulls = "FIRST" if term.args.get("nulls_first") else "LAST"
         return f"{value.sql} {direction} NULLS {nulls}"

@@ -43,14 +43,7 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, delta_options, options_of, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
-from featurestore_connectors.sources import locations
-from featurestore_connectors.sources.delta_widening import (
-    column_key,
-    has_widened_columns,
-    is_mapped_by_id,
-    read_types,
-    stored_key,
-)
+from featurestore_connectors.sources import delta_widening, locations
 from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns, cast_batches
 
@@ -108,9 +101,9 @@ def _check_column(name: str, table: LoggedFiles) -> None:
     if field is None:
         return
     metadata = table.replay.metadata or {}
-    by_id = is_mapped_by_id(metadata)
+    by_id = delta_widening.is_mapped_by_id(metadata)
     is_partition = name in metadata.get("partitionColumns", ())
-    key = column_key(field, by_id=by_id and not is_partition)
+    key = delta_widening.column_key(field, by_id=by_id and not is_partition)
     for add in table.replay.adds.values():
         if is_partition:
             lacks_values = not (add.get("partitionValues") or {}).get(key)
@@ -127,7 +120,7 @@ def _check_column(name: str, table: LoggedFiles) -> None:
 def _has_column(add: Mapping[str, Any], key: str, table: LoggedFiles, *, by_id: bool) -> bool:
     path = file_path(table.path, add["path"], folder=table.folder)
     schema = parquet.read_schema(files.open_ranges(path))
-    return any(stored_key(field, by_id=by_id) == key for field in schema)
+    return any(delta_widening.stored_key(field, by_id=by_id) == key for field in schema)
 
 
 _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
@@ -210,7 +203,9 @@ class DeltaSnapshot(TypedColumns):
                 compat_level=self._old_layout
             )
             log_path = path if self._mirror is None else self._mirror.folder
-            self._is_widened = has_widened_columns(self._empty.schema, log_path, version)
+            self._is_widened = delta_widening.has_widened_columns(
+                self._empty.schema, log_path, version
+            )
             if not self._is_widened:
                 # The scan is lazy. Collecting zero rows raises errors in the log.
                 self._rows.head(0).collect()
@@ -267,14 +262,14 @@ class DeltaSnapshot(TypedColumns):
         path = self._path if self._mirror is None else self._mirror.folder
         folder = locations.chosen_folder(self._config)
         try:
-            table = read_types(path, self._version, folder=folder)
+            table = delta_widening.read_types(path, self._version, folder=folder)
             if not table.needs_logs:
                 return self._rows
             if self._mirror is None and not storage_for(path).is_local:
                 # The kernel reads files with the credentials of the log's location.
                 self._mirror = _mirror_log(self._path)
                 self._fetch_files(self._mirror)
-                table = read_types(self._mirror.folder, self._version, folder=folder)
+                table = delta_widening.read_types(self._mirror.folder, self._version, folder=folder)
             self._views = files.temporary_directory()
             scans = [scan_delta(view, version=0) for view in table.write_logs(self._views)]
             return polars.concat([scan.cast(self._types) for scan in scans])

@@ -24,6 +24,7 @@ from pyarrow import csv as arrow_csv
 from featurestore.arrow.json_text import is_utf8_string
 from featurestore.errors import FeatureStoreError
 from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders import text_files
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.tables import (
     BadRows,
@@ -36,12 +37,6 @@ from featurestore_connectors.sources.folders.text_files import (
     InvalidCsv,
     PlainQuotes,
     SelectedLines,
-    contradicts_mark,
-    data_records,
-    encoding_error,
-    has_undecodable_lines,
-    records,
-    replace_undecoded,
 )
 
 # Arrow reads many blocks ahead. A record that is longer than a block is parsed again with the next
@@ -73,9 +68,11 @@ class CsvFileParser:
             skip_empty: Whether empty lines are not records.
         """
         try:
-            if contradicts_mark(self.file, self.dialect.encoding):
-                raise encoding_error(self.file, self.dialect.encoding, self._bad_rows.table)
-            for _, fields in records(self.file, self.dialect):
+            if text_files.contradicts_mark(self.file, self.dialect.encoding):
+                raise text_files.encoding_error(
+                    self.file, self.dialect.encoding, self._bad_rows.table
+                )
+            for _, fields in text_files.records(self.file, self.dialect):
                 if not fields and skip_empty:
                     continue
                 # A header cannot be a bad row.
@@ -83,7 +80,9 @@ class CsvFileParser:
                 # Latin letters in UTF-16 without a byte order mark are also UTF-8.
                 has_zeros = any("\0" in field for field in fields)
                 if has_zeros or (is_required and not _is_decoded(fields)):
-                    raise encoding_error(self.file, self.dialect.encoding, self._bad_rows.table)
+                    raise text_files.encoding_error(
+                        self.file, self.dialect.encoding, self._bad_rows.table
+                    )
                 return fields or [""]
         except (OSError, UnicodeError, InvalidCsv) as error:
             self._raise_parse_error(error, None)
@@ -120,7 +119,7 @@ class CsvFileParser:
     def locate(self, width: int, rows: Sequence[int]) -> dict[int, tuple[int, str]]:
         """Return line numbers and texts by row number."""
         wanted_rows, lines, number = set(rows), {}, 0
-        for line, fields in data_records(self.file, self.dialect, width=width):
+        for line, fields in text_files.data_records(self.file, self.dialect, width=width):
             if len(fields) != width or not _is_decoded(fields):
                 continue
             if number in wanted_rows:
@@ -133,7 +132,7 @@ class CsvFileParser:
     @cached_property
     def _replaces_bytes(self) -> bool:
         """Whether the file has bad rows because of their bytes, which Arrow's parser cannot skip."""
-        return self._bad_rows.quarantines and has_undecodable_lines(
+        return self._bad_rows.quarantines and text_files.has_undecodable_lines(
             self.file, self.dialect.encoding
         )
 
@@ -142,7 +141,7 @@ class CsvFileParser:
         rows: list[int] = []
         if self._replaces_bytes:
             number = 0
-            for _, fields in data_records(self.file, self.dialect, width=width):
+            for _, fields in text_files.data_records(self.file, self.dialect, width=width):
                 if len(fields) == width:
                     if not _is_decoded(fields):
                         rows.append(number)
@@ -154,7 +153,7 @@ class CsvFileParser:
         dialect = self.dialect
         if self._is_suspicious():
             # Python's parser either accepts the file or raises an error with the line number.
-            for _ in data_records(self.file, dialect, width=width):
+            for _ in text_files.data_records(self.file, dialect, width=width):
                 pass
         parse = arrow_csv.ParseOptions(
             delimiter=dialect.delimiter,
@@ -241,7 +240,7 @@ class CsvFileParser:
         table, encoding = self._bad_rows.table, self.dialect.encoding
         hint = self._title_hint(width)
         for line, fields in self._strictly(width):
-            text = replace_undecoded(self.dialect.delimiter.join(fields))
+            text = text_files.replace_undecoded(self.dialect.delimiter.join(fields))
             if len(fields) != width:
                 expected = (
                     f"the first line has {width}" if self.dialect.header else f"names= has {width}"
@@ -250,7 +249,7 @@ class CsvFileParser:
                 self._bad_rows.add(BadRow(self.file.name, line, None, reason, text), hint=hint)
             elif not _is_decoded(fields):
                 if not self._bad_rows.quarantines:
-                    raise encoding_error(self.file, encoding, table)
+                    raise text_files.encoding_error(self.file, encoding, table)
                 reason = f"the bytes are not {encoding}"
                 self._bad_rows.add(BadRow(self.file.name, line, None, reason, text))
 
@@ -267,7 +266,7 @@ class CsvFileParser:
 
     def _strictly(self, width: int) -> Iterator[tuple[int, list[str]]]:
         try:
-            yield from data_records(self.file, self.dialect, width=width)
+            yield from text_files.data_records(self.file, self.dialect, width=width)
         except (OSError, UnicodeError, InvalidCsv) as error:
             self._raise_parse_error(error, None)
 
@@ -290,7 +289,7 @@ class CsvFileParser:
                 hint=hint if error.has_quotes else None,
             ) from None
         if isinstance(error, UnicodeError) or "UTF8" in str(error):
-            raise encoding_error(self.file, self.dialect.encoding, table) from None
+            raise text_files.encoding_error(self.file, self.dialect.encoding, table) from None
         if width is not None:
             self._report_bad_records(width)
         if isinstance(error, pa.ArrowInvalid) and _exceeds_block(error):

@@ -11,21 +11,11 @@ from featurestore.arrow.text_values import arrow_type, parse_texts
 from featurestore.errors import InvalidArgument
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders import tables
 from featurestore_connectors.sources.folders.csv_parsers import CsvFileParser, count_fields
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.scan import TextScan
-from featurestore_connectors.sources.folders.tables import (
-    BadRows,
-    Column,
-    FolderTable,
-    TableSchema,
-    check_declared,
-    check_names,
-    compare_names,
-    drop_rows,
-    find_missing_content,
-    text_rules,
-)
+from featurestore_connectors.sources.folders.tables import BadRows, Column, FolderTable, TableSchema
 from featurestore_connectors.sources.folders.text_files import CsvDialect
 
 # Delimiters to suggest if the header has a single column and no delimiter is configured.
@@ -83,7 +73,7 @@ class CsvTable(FolderTable):
                 hint=self._hint_without_header(),
             )
         partitions = self.folder_files.partitions
-        check_declared([*expected, *partitions], self.table, self.options)
+        tables.check_declared([*expected, *partitions], self.table, self.options)
         return [self._build_column(name, scans) for name in expected]
 
     def _scan_files(self, scans: dict[str, TextScan]) -> list[str]:
@@ -135,7 +125,9 @@ class CsvTable(FolderTable):
             wrong: list[int] = []
             for index, column in enumerate(inside):
                 values = self._replace_null_values(batch.column(index))
-                array, reasons = parse_texts(values, column.dtype, text_rules(column, self.options))
+                array, reasons = parse_texts(
+                    values, column.dtype, tables.text_rules(column, self.options)
+                )
                 arrays[column.name] = array
                 wrong += reasons
                 for row, reason in reasons.items():
@@ -148,7 +140,7 @@ class CsvTable(FolderTable):
                     arrays[column.name] = pa.nulls(batch.num_rows, column.dtype)
             start += batch.num_rows
             # Rows are numbered before bad rows are dropped, as in ``locate``.
-            yield drop_rows(_batch(arrays, columns, batch.num_rows), wrong)
+            yield tables.drop_rows(_batch(arrays, columns, batch.num_rows), wrong)
         self._report_bad_rows(parser, len(names), reasons_by_row, bad_rows)
 
     def _report_bad_rows(
@@ -183,13 +175,13 @@ class CsvTable(FolderTable):
         # In a file of one column an empty line is a null.
         first = self._file_parser(file, bad_rows).first_record(skip_empty=not is_single)
         if first is None:
-            reason = find_missing_content(file, "header" if self.options.header else "rows")
+            reason = tables.find_missing_content(file, "header" if self.options.header else "rows")
             if reason is not None:
                 bad_row = BadRow(file.name, 1, None, reason, "")
                 bad_rows.add(bad_row, hint=self._hint_without_records())
             return None
         if self.options.header:
-            check_names(first, self.table, file, line=self.options.skip_rows + 1)
+            tables.check_names(first, self.table, file, line=self.options.skip_rows + 1)
             return first
         names = list(self.options.names)
         if len(first) != len(names) and not bad_rows.quarantines:
@@ -197,7 +189,7 @@ class CsvTable(FolderTable):
                 f"{file.name}: the first line has {count_fields(first)}, but names={names!r}.",
                 hint="names= and delimiter= apply to all files",
             )
-        check_names(names, self.table, file)
+        tables.check_names(names, self.table, file)
         return names
 
     def _hint_without_records(self) -> str | None:
@@ -225,7 +217,9 @@ class CsvTable(FolderTable):
                         f"{file.name} line 1: the header has a single column, {names[0]!r}.",
                         hint=f"{self.table.call(delimiter=sign)} splits it",
                     )
-        compare_names(file, names, expected, first=first, table=self.table, options=self.options)
+        tables.compare_names(
+            file, names, expected, first=first, table=self.table, options=self.options
+        )
 
     def _replace_null_values(self, texts: pa.Array) -> pa.Array:
         if not self.options.null_values:

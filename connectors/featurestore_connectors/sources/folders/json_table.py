@@ -15,20 +15,11 @@ from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders import tables
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.options import TableName
 from featurestore_connectors.sources.folders.scan import JsonScan
-from featurestore_connectors.sources.folders.tables import (
-    BadRows,
-    Column,
-    FolderTable,
-    TableSchema,
-    check_declared,
-    drop_rows,
-    find_missing_content,
-    text_rules,
-    unreadable_file_error,
-)
+from featurestore_connectors.sources.folders.tables import BadRows, Column, FolderTable, TableSchema
 from featurestore_connectors.sources.folders.text_files import conversion_hint, undecodable_line
 
 _BATCH_ROWS = 16_384
@@ -70,7 +61,7 @@ class JsonTable(FolderTable):
                     rules,
                 )
         if count:
-            check_declared([*names, *self.folder_files.partitions], self.table, self.options)
+            tables.check_declared([*names, *self.folder_files.partitions], self.table, self.options)
         columns = []
         for name in names or self.options.dtypes:
             if name in self.options.dtypes:
@@ -108,7 +99,7 @@ class JsonTable(FolderTable):
             texts_of_values=declared,
             only_known=True,
             rules=self.options.rules(""),
-            rules_of={column.name: text_rules(column, self.options) for column in in_files},
+            rules_of={column.name: tables.text_rules(column, self.options) for column in in_files},
         )
         for batch, arrays, wrong in self._parse_columns(file, parser):
             for row in sorted(wrong):
@@ -117,7 +108,7 @@ class JsonTable(FolderTable):
                 pa.nulls(len(batch.lines))
             ]
             names = [column.name for column in columns] or [""]
-            yield drop_rows(pa.RecordBatch.from_arrays(column_arrays, names), list(wrong))
+            yield tables.drop_rows(pa.RecordBatch.from_arrays(column_arrays, names), list(wrong))
 
     def _parse_columns(
         self, file: FolderFile, parser: JsonColumns
@@ -144,7 +135,7 @@ class JsonTable(FolderTable):
         except FeatureStoreError:
             raise
         except (OSError, pa.ArrowException) as error:
-            raise unreadable_file_error(file, self.table, error) from error
+            raise tables.unreadable_file_error(file, self.table, error) from error
 
     def _drop_bad_lines(
         self, file: FolderFile, batch: JsonObjects, bad_rows: BadRows
@@ -225,7 +216,7 @@ def read_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
 
 def _batch_without_objects(file: FolderFile) -> JsonObjects:
     """Return a batch for a file without objects: an invalid line, unless the file has no bytes."""
-    reason = find_missing_content(file, "objects")
+    reason = tables.find_missing_content(file, "objects")
     return JsonObjects([], [], [], []) if reason is None else JsonObjects([{}], [1], [reason], [""])
 
 

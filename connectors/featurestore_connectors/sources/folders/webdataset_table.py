@@ -21,17 +21,9 @@ from featurestore.arrow.numpy_files import HEADER_BYTES, ArrayHeader, read_heade
 from featurestore.arrow.types import feature_type
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders import sample_values
 from featurestore_connectors.sources.folders.listing import FolderFile
-from featurestore_connectors.sources.folders.sample_values import (
-    ARRAY_SUFFIX,
-    JSON_SUFFIXES,
-    KEY,
-    TarSample,
-    SampleDecoder,
-    last_part,
-    parse_value,
-    read_samples,
-)
+from featurestore_connectors.sources.folders.sample_values import SampleDecoder, TarSample
 from featurestore_connectors.sources.folders.scan import JsonScan, TextScan
 from featurestore_connectors.sources.folders.tables import (
     BadRows,
@@ -57,7 +49,7 @@ class WebDatasetTable(FolderTable):
         scan = _SampleScan(self)
         bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
         for file in self.folder_files.files:
-            samples = read_samples(file, self.table, self._scanned_bytes)
+            samples = sample_values.read_samples(file, self.table, self._scanned_bytes)
             while batch := list(islice(samples, _BATCH_ROWS)):
                 scan.update(self._valid_samples(batch, file, bad_rows), file, bad_rows)
         columns = scan.columns()
@@ -89,7 +81,7 @@ class WebDatasetTable(FolderTable):
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
         decoder = SampleDecoder(self.options, schema, columns)
-        samples = read_samples(file, self.table, decoder.needed_bytes)
+        samples = sample_values.read_samples(file, self.table, decoder.needed_bytes)
         for batch in _sized_batches(samples):
             valid = self._valid_samples(batch, file, bad_rows)
             arrays, reasons = decoder.decode(valid)
@@ -103,10 +95,10 @@ class WebDatasetTable(FolderTable):
         """Return the number of bytes of a file that determine the type of its column."""
         if extension in self.options.dtypes:
             return 0
-        suffix = last_part(extension)
-        if suffix == ARRAY_SUFFIX:
+        suffix = sample_values.last_part(extension)
+        if suffix == sample_values.ARRAY_SUFFIX:
             return HEADER_BYTES
-        return None if suffix in JSON_SUFFIXES + _INTEGERS else 0
+        return None if suffix in sample_values.JSON_SUFFIXES + _INTEGERS else 0
 
     def _valid_samples(
         self, samples: Sequence[TarSample], file: FolderFile, bad_rows: BadRows
@@ -150,16 +142,16 @@ class _SampleScan:
         self._json.update_members(rows_of_json, numbers, file.name, {})
 
     def _update_file(self, extension: str, content: bytes, values: dict[str, Any]) -> None:
-        suffix = last_part(extension)
+        suffix = sample_values.last_part(extension)
         if extension in self._options.dtypes:
             return
-        if suffix in JSON_SUFFIXES:
-            values[extension] = parse_value(content, constant=float)
+        if suffix in sample_values.JSON_SUFFIXES:
+            values[extension] = sample_values.parse_value(content, constant=float)
         elif suffix in _INTEGERS:
             rules = self._options.rules(extension)
             scan = self._integers.setdefault(extension, TextScan(rules, ("int64",)))
             scan.update(pa.array([content.decode().strip()]))
-        elif suffix == ARRAY_SUFFIX:
+        elif suffix == sample_values.ARRAY_SUFFIX:
             self._arrays.setdefault(extension, _ArrayScan()).update(read_header(content))
 
     def columns(self) -> list[Column]:
@@ -168,13 +160,17 @@ class _SampleScan:
         Raises:
             InvalidSourceFile: The values of a column have no common type.
         """
-        columns = [Column(KEY, pa.string())]
+        columns = [Column(sample_values.KEY, pa.string())]
         if not self.has_samples:
             declared = self._options.dtypes.items()
             return columns + [Column(name, dtype, is_declared=True) for name, dtype in declared]
         for extension in self._extensions:
             scan = self._json.members.get(extension)
-            if extension in JSON_SUFFIXES and scan is not None and scan.has_only_objects:
+            if (
+                extension in sample_values.JSON_SUFFIXES
+                and scan is not None
+                and scan.has_only_objects
+            ):
                 members = scan.members.items()
                 columns += [self._json_column(name, member) for name, member in members]
             else:
@@ -182,19 +178,19 @@ class _SampleScan:
         return columns
 
     def _file_column(self, extension: str) -> Column:
-        suffix = last_part(extension)
+        suffix = sample_values.last_part(extension)
         if extension in self._options.dtypes:
             return Column(extension, self._options.dtypes[extension], is_declared=True)
         if suffix in _PICKLES:
             return Column(extension, pa.null(), "a pickle, which is code")
-        if suffix in JSON_SUFFIXES and extension in self._json.members:
+        if suffix in sample_values.JSON_SUFFIXES and extension in self._json.members:
             return self._json_column(extension, self._json.members[extension])
         if suffix in _INTEGERS and extension in self._integers:
             meaning = self._integers[extension].meaning
             return Column(extension, pa.int64() if meaning == "int64" else pa.string())
         if suffix in _TEXTS:
             return Column(extension, pa.string())
-        if suffix == ARRAY_SUFFIX and extension in self._arrays:
+        if suffix == sample_values.ARRAY_SUFFIX and extension in self._arrays:
             dtype = self._arrays[extension].dtype()
             if dtype is None:
                 return Column(extension, pa.null(), "arrays of several types, or numbers of axes")

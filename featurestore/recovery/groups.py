@@ -99,17 +99,18 @@ def describe(connection: Connection, name: str, version: int, meta: commits.Meta
 
 def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) -> None:
     """Register the inputs of a commit as lineage."""
-    if commit.inputs:
-        lineage.add(
-            connection,
-            featuregroups.KIND,
-            spec.name,
-            spec.version,
-            delta_version=commit.delta_version,
-            inputs=commit.inputs.values(),
-            job=spec.job,
-            run_id=commit.run_id,
-        )
+    if not commit.inputs:
+        return
+    lineage.add(
+        connection,
+        featuregroups.KIND,
+        spec.name,
+        spec.version,
+        delta_version=commit.delta_version,
+        inputs=commit.inputs.values(),
+        job=spec.job,
+        run_id=commit.run_id,
+    )
     windows = parse_input_windows(commit.inputs.values())
     if windows:
         lineage.replace_windows(connection, featuregroups.KIND, spec.name, spec.version, windows)

@@ -37,7 +37,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import RECLAIM, versions_pinned_by_exports
 from featurestore.registry import intents
 from featurestore.session import Session
-from featurestore.statistics.accumulator import state_from_bytes
+from featurestore.statistics.state import state_from_bytes
 from featurestore.storage import files
 from featurestore.usersql import predicate
 from featurestore.usersql.text import quote

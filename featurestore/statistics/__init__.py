@@ -13,13 +13,15 @@ from featurestore._imports import lazy_names
 from featurestore.model.statistics import ColumnStatistics, Correlations, Statistics
 from featurestore.statistics.accumulator import (
     StatisticsAccumulator,
-    StatisticsState,
     count_statistics,
     is_sample_short,
+    statistics_accumulator,
+)
+from featurestore.statistics.state import (
+    StatisticsState,
     merge,
     state_from_bytes,
     state_to_bytes,
-    statistics_accumulator,
 )
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.statistics.summary import finish

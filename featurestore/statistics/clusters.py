@@ -9,9 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from featurestore.errors import StatisticsNotFound
-from featurestore.statistics.accumulator import StatisticsState, batch_to_bytes
 from featurestore.statistics.moments import Floats
-from featurestore.statistics.values import Values, correlated_columns, measured_values
+from featurestore.statistics.state import StatisticsState, batch_to_bytes, correlated_columns
+from featurestore.statistics.values import Values, measured_values
 
 _MAX_ROWS, _MAX_VALUES = 20_000, 2_000_000
 # The number of clusters is selected on fewer rows, because k-means runs once for each number.

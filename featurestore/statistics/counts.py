@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from featurestore.model.statistics import Kind
 from featurestore.statistics.moments import (
     TOO_LARGE,
     Moments,
@@ -21,7 +22,7 @@ from featurestore.statistics.moments import (
     sum_integers,
     sum_twofold,
 )
-from featurestore.statistics.values import CountedColumn, Values, text_prefix, value_lengths
+from featurestore.statistics.values import Values, text_prefix, value_lengths
 
 ValueCounts = dict[Any, int]
 Extreme = int | float | str | None
@@ -99,17 +100,17 @@ class ColumnCounts:
             self.longest = longest
 
 
-def count_values(column: CountedColumn, data: pa.Array, *, counts_distinct: bool) -> ColumnCounts:
+def count_values(data: pa.Array, value_kind: Kind, *, counts_distinct: bool) -> ColumnCounts:
     """Count a non-numeric column; with ``counts_distinct`` also count each distinct value."""
     if pat.is_dictionary(data.type):
         return _count_dictionary(data, counts_distinct=counts_distinct)
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
-    if column.has_length:
+    if value_kind != "struct":
         _count_lengths(counts, value_lengths(data))
-    if column.kind == "text" and counts.nulls < counts.rows:
+    if value_kind == "text" and counts.nulls < counts.rows:
         counts.extend_extremes(*_extreme_strings(data))
     counts.values = None
-    if column.kind == "text" and counts_distinct:
+    if value_kind == "text" and counts_distinct:
         counts.values = count_texts(data, longest=counts.longest)
     return counts
 
@@ -124,7 +125,7 @@ def count_measured(values: Values, *, counts_distinct: bool) -> ColumnCounts:
     # distinct values in all later merges.
     if values.extremes is None:
         return counts
-    counts.extend_extremes(*[each.item() for each in values.extremes])
+    counts.extend_extremes(*[extreme.item() for extreme in values.extremes])
     counts.values = None
     if counts_distinct:
         counts.values = count_numbers(values)
@@ -283,23 +284,6 @@ def merge_value_counts(first: ValueCounts | None, second: ValueCounts | None) ->
     if len(merged) > MAX_VALUES:
         return None
     return merged
-
-
-def counts_to_lists(counts: Mapping[Any, int] | None) -> list[list[Any]] | None:
-    """Convert counts to a list of values and a list of counts for JSON, sorted by value."""
-    if counts is None:
-        return None
-    # Counts cannot be a JSON object, because its keys would be strings even for numbers.
-    ordered = sorted(counts)
-    return [ordered, [counts[value] for value in ordered]]
-
-
-def counts_from_lists(data: list[list[Any]] | None) -> ValueCounts | None:
-    """Convert the lists of ``counts_to_lists`` back to counts."""
-    if data is None:
-        return None
-    values, counts = data
-    return dict(zip(values, counts, strict=True))
 
 
 def _has_many_distinct_values(array: pa.Array) -> bool:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from featurestore.model.statistics import PROBABILITIES
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.moments import Floats
-from featurestore.statistics.values import CountedColumn, Values
+from featurestore.statistics.state import CountedColumn
+from featurestore.statistics.values import Values
 
 Words = NDArray[np.uint64]
 BINS = 30
@@ -269,7 +270,7 @@ def bin_edges(
     step = _value_step(column, unique, float(low), float(high))
     if step is not None:
         # Numbers are centered in their bin; days start at the left edge of their bin.
-        shift = 0.0 if column.kind == "time" else 0.5
+        shift = 0.0 if column.value_kind == "time" else 0.5
         return stepped_edges(float(low), float(high), step=step, shift=shift)
     edges = np.linspace(float(low), float(high), BINS + 1)
     if not np.all(np.diff(edges) > 0):
@@ -330,7 +331,7 @@ def _value_step(
         return None
     if unique.dtype.kind != "f":
         step = float(_common_divisor(unique.astype(np.int64)))
-        is_optional = column.kind == "time"
+        is_optional = column.value_kind == "time"
     else:
         step = _decimal_step(unique)
         is_optional = True

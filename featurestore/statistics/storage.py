@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from featurestore.errors import FormatTooNew, StorageError
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.statistics import Statistics
-from featurestore.statistics.accumulator import (
+from featurestore.statistics.state import (
     StatisticsState,
     merge,
     state_from_bytes,
@@ -51,8 +51,16 @@ class StatisticsFiles:
         return f"{self.table_path.rstrip('/')}_statistics"
 
     def write(self, delta_version: int, state: StatisticsState) -> str:
-        """Write the state of the full table after a commit, and return the path of the file."""
-        return self._write_full_state(delta_version, state)
+        """Write the state of the full table, remove the states that it replaces; return the path."""
+        path = self._path(f"{delta_version}.state")
+        files.write_atomically(path, state_to_bytes(state))
+        # The merged state is written before its parts are removed: after a crash in between, both
+        # exist and the full state is used.
+        for state_file in self._list_state_files():
+            is_full_state = state_file.version == delta_version and state_file.base is None
+            if state_file.version <= delta_version and not is_full_state:
+                files.remove(self._path(state_file.name), below=self.directory)
+        return path
 
     def append(
         self,
@@ -128,7 +136,7 @@ class StatisticsFiles:
         # write access recomputes it each time.
         if len(chain) > 1:
             try:
-                self._write_full_state(delta_version, merged)
+                self.write(delta_version, merged)
             except StorageError as error:
                 _log.info("merged statistics were not stored: %s", error)
         return merged
@@ -154,15 +162,6 @@ class StatisticsFiles:
             _log.warning("%s is damaged; recomputing these statistics", path)
             return None
 
-    def _write_full_state(self, delta_version: int, state: StatisticsState) -> str:
-        """Write the state of the full table, and remove the states that it replaces."""
-        path = self._path(f"{delta_version}.state")
-        files.write_atomically(path, state_to_bytes(state))
-        # The merged state is written before its parts are removed: after a crash in between, both
-        # exist and the full state is used.
-        self._remove_replaced_states(delta_version)
-        return path
-
     def _read_links(self) -> dict[int, tuple[int | None, str]]:
         """Map each version to its base version (None for a full state, if any) and file name."""
         links: dict[int, tuple[int | None, str]] = {}
@@ -171,13 +170,6 @@ class StatisticsFiles:
             if state_file.base is None or state_file.version not in links:
                 links[state_file.version] = (state_file.base, state_file.name)
         return links
-
-    def _remove_replaced_states(self, delta_version: int) -> None:
-        """Remove the states that a full state makes unnecessary."""
-        for state_file in self._list_state_files():
-            is_full_state = state_file.version == delta_version and state_file.base is None
-            if state_file.version <= delta_version and not is_full_state:
-                files.remove(self._path(state_file.name), below=self.directory)
 
     def _list_state_files(self) -> Iterator[_StateFile]:
         """List the files with states; other files in the directory are ignored."""

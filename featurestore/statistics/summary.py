@@ -25,7 +25,6 @@ from featurestore.model.statistics import (
     Value,
 )
 from featurestore.model.times import from_micros, to_micros
-from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.distribution import (
     Distribution,
@@ -33,13 +32,13 @@ from featurestore.statistics.distribution import (
     string_distribution,
 )
 from featurestore.statistics.moments import CoMoments, Moments, co_moments, weighted_moments
-from featurestore.statistics.values import (
+from featurestore.statistics.state import (
     CountedColumn,
-    Values,
+    StatisticsState,
     correlated_columns,
-    measured_values,
     paired_columns,
 )
+from featurestore.statistics.values import Values, measured_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,7 +158,7 @@ def _compute_distributions(
             column_distributions[column.name] = number_distribution(
                 column, sampled[column.name], weights, counts
             )
-        elif column.kind == "text":
+        elif column.value_kind == "text":
             column_distributions[column.name] = string_distribution(
                 rows.column(column.name), weights, counts
             )
@@ -183,7 +182,7 @@ def _column_statistics(
         optional_fields["mean"] = _column_mean(counts, column)
         optional_fields["std"] = _column_std(moments, column.type)
         # A sum of times has no meaning.
-        if column.kind != "time":
+        if column.value_kind != "time":
             optional_fields["sum"] = _column_sum(counts)
     if counts.shortest is not None and counts.longest is not None:
         optional_fields["lengths"] = Lengths(
@@ -194,7 +193,7 @@ def _column_statistics(
     return ColumnStatistics(
         name=column.name,
         type=str(column.type),
-        kind=column.kind,
+        kind=column.value_kind,
         role=column.role,
         count=present,
         nulls=counts.nulls,
@@ -232,7 +231,7 @@ def _fields_from_sample(
 def _format_computed_values(
     values: tuple[float, ...], column: CountedColumn, counts: ColumnCounts
 ) -> tuple[float | str, ...]:
-    if column.kind != "time" and not pat.is_integer(column.type):
+    if column.value_kind != "time" and not pat.is_integer(column.type):
         return values
     return tuple([_format_computed(value, column, counts) for value in values])
 
@@ -261,7 +260,7 @@ def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | N
     if isinstance(counts.total, tuple):
         return _finite_or_none((counts.total[0] + counts.total[1]) / counts.moments.n)
     mean = counts.total / counts.moments.n
-    if column.kind == "time":
+    if column.value_kind == "time":
         return str(_format_computed(mean, column, counts))
     return mean
 
@@ -299,7 +298,7 @@ def _format_value(value: Any, kind: pa.DataType) -> Value:
 
 def _format_computed(value: float, column: CountedColumn, counts: ColumnCounts) -> float | str:
     """Convert a number computed from a measured column to the representation in statistics."""
-    if column.kind != "time":
+    if column.value_kind != "time":
         return _to_integer(value, column.type)
     low, high = counts.minimum, counts.maximum
     if not isinstance(low, int) or not isinstance(high, int):

@@ -1,12 +1,8 @@
-"""Column kinds and roles, and the values of measured columns as numpy arrays with masks.
-
-The kind is determined by the column type, the role by the group definition.
-"""
+"""The values of measured columns as numpy arrays with masks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,106 +15,13 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.arrow.types import numpy_type
-from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.roles import MODEL_ROLES, Role
-from featurestore.model.statistics import Kind
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-# A heatmap with more columns is not readable, and the result contains both matrices.
-MAX_CORRELATED = 1000
-# The number of pairs grows quadratically. In measurements, the products of 300 columns took as long
-# as all other counts, and a state with a thousand columns had 60 MB.
-_MAX_PAIRED = 64
 # Differences of integers up to this magnitude are exact in int64.
 _MAX_EXACT_RANGE = 1 << 62
 # The number of leading values from which the pivot is computed.
 _PROBED_ROWS = 256
-
-
-@dataclass(frozen=True)
-class CountedColumn:
-    """A column with its kind and role."""
-
-    name: str
-    type: pa.DataType
-    kind: Kind
-    role: Role = "feature"
-
-    @property
-    def measured(self) -> bool:
-        """Whether the column contains numbers, booleans or times, which have a mean."""
-        return self.kind in ("number", "boolean", "time")
-
-    @property
-    def has_length(self) -> bool:
-        """Whether the values have a length."""
-        return self.kind in ("text", "binary", "list")
-
-
-def counted_columns(
-    table: FeatureGroupSpec | pa.Schema, *, roles: Mapping[str, Role] | None = None
-) -> tuple[CountedColumn, ...]:
-    """Return the columns of a group or schema; ``roles`` has the column roles of a dataset.
-
-    >>> [each.kind for each in counted_columns(pa.schema([("a", pa.int8()), ("b", pa.string())]))]
-    ['number', 'text']
-    """
-    column_roles: dict[str, Role] = dict(roles or {})
-    schema: pa.Schema = table
-    if isinstance(table, FeatureGroupSpec):
-        schema = table.schema
-        column_roles = dict.fromkeys(table.primary_key, "key")
-        for name in (table.event_time, table.created_time):
-            if name is not None:
-                column_roles[name] = "time"
-    columns = []
-    for field in schema:
-        role = column_roles.get(field.name, "feature")
-        columns.append(CountedColumn(field.name, field.type, column_kind(field.type), role))
-    return tuple(columns)
-
-
-def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the columns to correlate: the first numeric and boolean features and labels."""
-    numeric = [
-        column
-        for column in columns
-        if column.role in MODEL_ROLES and column.kind in ("number", "boolean")
-    ]
-    return tuple(numeric[:MAX_CORRELATED])
-
-
-def paired_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the columns whose pairs are counted over all rows.
-
-    If there are too many, no columns are returned, and correlations are computed from the sample.
-    """
-    correlated = correlated_columns(columns)
-    if 2 <= len(correlated) <= _MAX_PAIRED:
-        return correlated
-    return ()
-
-
-def column_kind(kind: pa.DataType) -> Kind:
-    """Return the kind of a feature type.
-
-    >>> column_kind(pa.float32()), column_kind(pa.date32())
-    ('number', 'time')
-    """
-    if pat.is_boolean(kind):
-        return "boolean"
-    if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
-        return "number"
-    if pat.is_date(kind) or pat.is_timestamp(kind):
-        return "time"
-    if pat.is_string(kind) or pat.is_large_string(kind):
-        return "text"
-    if pat.is_binary(kind) or pat.is_large_binary(kind):
-        return "binary"
-    if pat.is_list(kind) or pat.is_fixed_size_list(kind) or pat.is_large_list(kind):
-        return "list"
-    return "struct"
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:

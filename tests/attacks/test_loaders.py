@@ -28,7 +28,7 @@ from featurestore.errors import (
 from featurestore.experiments import functions, run_files
 from featurestore.experiments.models import loading
 from featurestore.readers.checkpoint import ReaderCheckpoint, newest_checkpoint
-from featurestore.statistics import accumulator
+from featurestore.statistics import state
 from tests.attacks.test_arrow_bodies import read, stream
 
 PACKAGES = ("featurestore", "connectors/featurestore_connectors")
@@ -298,5 +298,5 @@ def test_arrays_with_objects_are_not_unpickled(marker: Path) -> None:
     objects = np.array([Payload(marker)], dtype=object)
     np.savez(buffer, n=objects, mean=objects, square=objects, product=objects)
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        accumulator._parse_co_moments(buffer.getvalue())
+        state._parse_co_moments(buffer.getvalue())
     assert not marker.exists()

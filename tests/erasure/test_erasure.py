@@ -135,7 +135,7 @@ def texts_of(file: Path) -> Iterator[bytes]:
     if file.suffix == ".parquet":
         yield str(parquet.read_table(file, partitioning=None).to_pylist()).encode()
     if file.suffix == ".state":
-        from featurestore.statistics.accumulator import state_from_bytes
+        from featurestore.statistics.state import state_from_bytes
 
         yield str(state_from_bytes(file.read_bytes()).sample.rows().to_pylist()).encode()
 

@@ -35,7 +35,7 @@ from featurestore.model import json_object, manifest
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import alerts
-from featurestore.statistics.accumulator import state_from_bytes
+from featurestore.statistics.state import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.storage import protection
 from featurestore.transform.fit import chains_from_json

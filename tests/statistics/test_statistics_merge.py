@@ -26,8 +26,8 @@ from featurestore.statistics import (
     state_to_bytes,
     statistics_accumulator,
 )
+from featurestore.statistics.accumulator import sample_limit
 from featurestore.statistics.moments import sum_integers, sum_twofold
-from featurestore.statistics.sample import sample_limit
 from tests.statistics.example_tables import accumulator_of, count, cut, statistics_of, varied_table
 
 if TYPE_CHECKING:

@@ -1,9 +1,4 @@
-"""The sample: the distinct rows with the smallest hashes, and the number of copies of each row.
-
-The sample depends only on the set of rows, not on their order, partitioning or engine. Merging two
-samples gives the sample of both tables. A row in the final sample was added at its first
-occurrence, so its copies are counted exactly. If the table has fewer distinct rows than the limit,
-the sample contains the full table.
+"""Hashes of sampled rows.
 
 The upper half of a row hash covers measured numbers and string prefixes, with one multiplication
 per 64-bit word. The lower half covers complete values, to distinguish different rows; it is
@@ -14,37 +9,20 @@ form, which has only the lengths of binaries and lists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.arrow.batches import take_values
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, canonical_values, valid_mask
 from featurestore.statistics.counts import dictionary_codes
-from featurestore.statistics.values import (
-    Bools,
-    CountedColumn,
-    Values,
-    empty,
-    text_prefix,
-    value_lengths,
-)
+from featurestore.statistics.values import Bools, Values, empty
 
 Hashes = NDArray[np.uint64]
-MAX_ROWS = 25_000
-# Samples of wide tables have fewer rows, because every value of the sample is sorted.
-_MAX_CELLS = 3_200_000
-_MIN_ROWS = 10_000
-# Longer strings are stored as a prefix and a hash, which suffices to count and display them.
-MAX_TEXT_BYTES = 256
-_TEXT_PREFIX = 200
-_ALL_HASHES = np.uint64(2**64 - 1)
 _HALF = np.uint64(32)
 _UPPER = np.uint64(0xFFFFFFFF << 32)
 # The number of string bytes that are included in the upper half of the hash.
@@ -58,185 +36,6 @@ _WORDS_PER_FOLD = 4
 _WORD_BYTES = 8
 # Rows per block; a block and its intermediate results fit into the CPU caches.
 _BLOCK = 32_768
-
-
-def sample_limit(columns: int) -> int:
-    """Return the maximum number of distinct rows in a sample, by the number of columns.
-
-    >>> sample_limit(20), sample_limit(640)
-    (25000, 10000)
-    """
-    return min(MAX_ROWS, max(_MIN_ROWS, _MAX_CELLS // max(columns, 1)))
-
-
-@dataclass
-class Sample:
-    """The distinct rows with the smallest hashes.
-
-    ``bound`` is the largest accepted hash; ``is_truncated`` is True if rows were dropped. The
-    batches are unsorted until ``compact`` merges them into one batch of at most ``limit`` rows,
-    ordered by hash.
-    """
-
-    schema: pa.Schema
-    limit: int
-    bound: np.uint64 = _ALL_HASHES
-    is_truncated: bool = False
-    hashes: list[NDArray[np.uint64]] = field(default_factory=list)
-    copies: list[NDArray[np.int64]] = field(default_factory=list)
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-    is_compact: bool = False
-
-    @property
-    def row_count(self) -> int:
-        """The number of rows in all batches before duplicates are merged."""
-        return sum(len(each) for each in self.hashes)
-
-    def add(self, hashes: NDArray[np.uint64], rows: pa.RecordBatch) -> None:
-        """Add the rows of a batch, which must have the schema of the sample."""
-        if self.is_truncated:
-            # Once rows were dropped, rows above the bound cannot be in the final sample.
-            is_candidate = hashes <= self.bound
-            if not is_candidate.all():
-                hashes, rows = hashes[is_candidate], rows.filter(pa.array(is_candidate))
-        if len(hashes):
-            self.append(hashes, np.ones(len(hashes), dtype=np.int64), rows)
-
-    def append(
-        self, hashes: NDArray[np.uint64], copies: NDArray[np.int64], rows: pa.RecordBatch
-    ) -> None:
-        """Add rows with their copy counts; compact the sample if it exceeds twice the limit."""
-        self.hashes.append(hashes)
-        self.copies.append(copies)
-        self.batches.append(rows)
-        self.is_compact = False
-        # Compacting at twice the limit sorts each row only a constant number of times on average.
-        if self.row_count > 2 * self.limit:
-            self.compact()
-
-    def merge(self, added: Sample) -> None:
-        """Merge another sample with the same schema into this sample."""
-        # Each sample contains all of its rows up to its bound, so the merged sample is complete
-        # only up to the smaller bound.
-        self.bound = min(self.bound, added.bound)
-        self.is_truncated = self.is_truncated or added.is_truncated
-        for hashes, copies, rows in zip(added.hashes, added.copies, added.batches, strict=True):
-            self.append(hashes, copies, rows)
-
-    def compact(self) -> None:
-        """Merge duplicate rows, and drop all but the ``limit`` rows with the smallest hashes."""
-        if self.is_compact or not self.hashes:
-            return
-        hashes, copies = np.concatenate(self.hashes), np.concatenate(self.copies)
-        order = np.argsort(hashes)
-        # Copies above the bound may be incomplete after a merge, so these rows are dropped before
-        # copies are counted.
-        if self.is_truncated:
-            order = order[: np.searchsorted(hashes, self.bound, side="right", sorter=order)]
-        first = _run_starts(hashes[order])
-        counts = copies[:0]
-        if len(first):
-            counts = np.add.reduceat(copies[order], first)
-        if len(first) > self.limit:
-            first, counts = first[: self.limit], counts[: self.limit]
-            self.is_truncated = True
-        retained_rows = order[first]
-        if self.is_truncated and len(retained_rows) == self.limit:
-            self.bound = hashes[retained_rows[-1]]
-        self.hashes, self.copies = [hashes[retained_rows]], [counts]
-        self.batches = [_take_rows(self.batches, retained_rows)]
-        self.is_compact = True
-
-    def rows(self) -> pa.RecordBatch:
-        """Return the rows of a compacted sample."""
-        if not self.batches:
-            return pa.RecordBatch.from_pylist([], schema=self.schema)
-        return self.batches[0]
-
-    def weights(self) -> NDArray[np.int64]:
-        """Return the copy count of each row of a compacted sample."""
-        if not self.copies:
-            return np.empty(0, dtype=np.int64)
-        return self.copies[0]
-
-
-def _run_starts(ordered: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Return the start position of each run of equal values."""
-    if not len(ordered):
-        return np.empty(0, dtype=np.intp)
-    return np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-
-
-def sample_schema(columns: tuple[CountedColumn, ...]) -> pa.Schema:
-    """Return the schema of sampled rows, with lengths for binaries and lists, without structs."""
-    fields = []
-    for each in columns:
-        if each.kind in ("binary", "list"):
-            fields.append(pa.field(each.name, pa.int64()))
-        elif each.kind != "struct":
-            fields.append(pa.field(each.name, each.type))
-    return pa.schema(fields)
-
-
-def to_hashable_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns to hash, with lengths instead of binaries and lists."""
-    columns = []
-    for name, kind in zip(schema.names, schema.types, strict=True):
-        column = batch.column(name)
-        if column.type != kind and not pa.types.is_dictionary(column.type):
-            column = _value_lengths(column)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, names=schema.names)
-
-
-def to_sampled_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert rows for the sample: decode dictionaries and shorten long strings."""
-    columns = []
-    for column in rows.columns:
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if pa.types.is_string(column.type) and column.nbytes > MAX_TEXT_BYTES * len(column) // 8:
-            column = _shorten_strings(column)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
-
-
-def _value_lengths(column: pa.Array) -> pa.Array:
-    """Return the length of each value, null for null values."""
-    if not column.null_count:
-        return pa.array(value_lengths(column))
-    lengths = np.zeros(len(column), dtype=np.int64)
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
-    lengths[valid] = value_lengths(column)
-    return pa.array(lengths, mask=~valid)
-
-
-def _shorten_strings(column: pa.Array) -> pa.Array:
-    """Replace long strings by a prefix and a digest of the complete string."""
-    too_long = pc.fill_null(pc.greater(pc.binary_length(column), MAX_TEXT_BYTES), False)
-    if not pc.any(too_long).as_py():
-        return column
-    import hashlib
-
-    shortened = []
-    for row in np.flatnonzero(too_long):
-        text = column[int(row)]
-        digest = hashlib.sha256(text.as_buffer()).hexdigest()[:16]
-        shortened.append(f"{text_prefix(text, _TEXT_PREFIX)}…{digest}")
-    return pc.replace_with_mask(column, too_long, pa.array(shortened, column.type))
-
-
-def _take_rows(batches: list[pa.RecordBatch], row_numbers: NDArray[np.int64]) -> pa.RecordBatch:
-    """Select rows by their row number over all batches."""
-    schema = batches[0].schema
-    indices = pa.array(row_numbers)
-    # Arrays are concatenated first, because ``take`` is slow for chunked arrays.
-    columns = []
-    for index in range(len(schema)):
-        chunks = [batch.column(index) for batch in batches]
-        column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-        columns.append(take_values(column, indices))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: int) -> Hashes:
@@ -255,11 +54,11 @@ def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: 
     for start in range(0, len(state), _BLOCK):
         block = state[start : start + _BLOCK]
         scratch = all_scratch[: len(block)]
-        for number, each in enumerate(words):
+        for number, row_words in enumerate(words):
             if number % _WORDS_PER_FOLD == 0:
                 np.right_shift(block, _HALF, out=scratch)
                 block ^= scratch
-            block += each.for_rows(slice(start, start + _BLOCK), scratch)
+            block += row_words.for_rows(slice(start, start + _BLOCK), scratch)
             block *= _FACTOR
     mix_all(state)
     state &= _UPPER
@@ -321,11 +120,11 @@ def _string_words(column: pa.Array) -> Hashes:
     hashed_bytes = min(int(lengths.max(initial=0)), _PREFIX_BYTES)
     for offset in range(0, hashed_bytes, _WORD_BYTES):
         skipped = np.minimum(lengths, offset)
-        each = words_at(values.data, values.starts + skipped, lengths - skipped)
+        position_words = words_at(values.data, values.starts + skipped, lengths - skipped)
         # A different odd factor for each position distinguishes swapped words; odd factors lose no
         # bits modulo 2**64.
-        each *= np.uint64(mix(offset) | 1)
-        text_words += each
+        position_words *= np.uint64(mix(offset) | 1)
+        text_words += position_words
     # Dictionary codes of nulls refer to this additional word.
     words[-1] = _NULL
     if values.valid is not None:
@@ -361,7 +160,7 @@ def _pack_lanes(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
     """Pack the numbers of several columns into words."""
     words, used_bytes = _zero_words(rows), 0
     # Sort by width, widest first, so that each lane is aligned to a multiple of its width.
-    for lane in sorted(lanes, key=lambda each: -each.type.itemsize):
+    for lane in sorted(lanes, key=lambda lane: -lane.type.itemsize):
         width = lane.type.itemsize
         if used_bytes + width > _WORD_BYTES:
             yield words

@@ -19,8 +19,6 @@ from featurestore.errors import (
     InvalidArgument,
     InvalidSourceFile,
     SourceTableNotFound,
-    did_you_mean,
-    listing,
 )
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import SourceConfig, SourceQuery, SourceSnapshot
@@ -34,7 +32,7 @@ from featurestore_connectors.sources.folders.listing import (
 from featurestore_connectors.sources.folders.options import FolderOptions, TableName
 from featurestore_connectors.sources.folders.parquet_table import ParquetTable
 from featurestore_connectors.sources.folders.tables import FolderTable, TableSchema
-from featurestore_connectors.sources.typed_columns import SourceColumn
+from featurestore_connectors.sources.typed_columns import SourceColumn, unknown_table_error
 
 
 @dataclass(frozen=True)
@@ -110,11 +108,7 @@ class CatalogSnapshot(ABC):
             table = self._open_table(query.table)
             if table is None:
                 available = [table.name for table in self.tables()]
-                raise SourceTableNotFound(
-                    f"Source {self._config.name!r}: unknown table {query.table!r}. Available: "
-                    f"{listing(available, limit=50)}.",
-                    hint=did_you_mean(query.table, available, write="table={!r}"),
-                )
+                raise unknown_table_error(self._config.name, query.table, available)
             self._open_tables[query.table] = table
         return self._open_tables[query.table]
 

@@ -20,22 +20,15 @@ from featurestore.errors import (
     SourceTableNotFound,
     SourceUnavailable,
     StorageError,
-    did_you_mean,
     listing,
 )
 from featurestore.model.source import SourceTable
 from featurestore.model.threads import capture_errors, recall_error
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.filesystem import file_systems
-from featurestore_connectors.sources import locations, sqltext
+from featurestore_connectors.sources import locations, sqltext, typed_columns
 from featurestore_connectors.sources.drivers import to_single_line
-from featurestore_connectors.sources.typed_columns import (
-    SourceColumn,
-    TypedColumns,
-    cast_batches,
-    schema_of,
-    select_columns,
-)
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 _TABLES = """
     SELECT CASE WHEN table_schema = 'main' THEN table_name ELSE table_schema || '.' || table_name END
@@ -96,17 +89,10 @@ class DuckDBSnapshot(TypedColumns):
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         if query.table is None:
-            raise InvalidArgument(
-                f"Invalid query of a DuckDB source: {query}.",
-                hint="pass table='orders', or sql='select ...'",
-            )
+            raise typed_columns.invalid_query_error("a DuckDB source", query)
         table_names = [table.name for table in self.tables()]
         if query.table not in table_names:
-            raise SourceTableNotFound(
-                f"Source {self._config.name!r}: unknown table {query.table!r}. Available: "
-                f"{listing(table_names, limit=50)}.",
-                hint=did_you_mean(query.table, table_names, write="table={!r}"),
-            )
+            raise typed_columns.unknown_table_error(self._config.name, query.table, table_names)
         return sqltext.table_name(query.table)
 
 
@@ -185,13 +171,15 @@ def read(
     caller's source takes ``sql=``, for the hints.
     """
     all_columns = describe_columns(config, connection, source)
-    columns = select_columns(all_columns, query)
-    schema = schema_of(columns)
+    columns = typed_columns.select_columns(all_columns, query)
+    schema = typed_columns.schema_of(columns)
     natives = {column.name: column.native for column in all_columns}
     expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
     text = sqltext.select(expressions, source=source, condition=_window_condition(query, natives))
     batches = _batches(config, connection, text, on_finished, batch_rows)
-    return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema, has_sql=has_sql))
+    return pa.RecordBatchReader.from_batches(
+        schema, typed_columns.cast_batches(batches, schema, has_sql=has_sql)
+    )
 
 
 def _window_condition(query: SourceQuery, natives: dict[str, str]) -> str | None:

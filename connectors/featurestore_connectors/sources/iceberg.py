@@ -41,7 +41,11 @@ from featurestore.plugins.source import (
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
 from featurestore_connectors.sources.catalog_registration import IcebergTables
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
-from featurestore_connectors.sources.typed_columns import schema_of, select_columns
+from featurestore_connectors.sources.typed_columns import (
+    schema_of,
+    select_columns,
+    unknown_table_error,
+)
 
 _MAIN, _BRANCH = "main", "branch"
 _MAX_LISTED = 5
@@ -364,11 +368,7 @@ class IcebergSnapshot:
                 return load_catalog_table(self._catalog, name, subject=subject)
             except (NoSuchTableError, NoSuchNamespaceError) as error:
                 table_names = [table.name for table in self.tables()]
-                raise SourceTableNotFound(
-                    f"Source {self._config.name!r}: unknown table {name!r}. Available: "
-                    f"{listing(table_names, limit=50)}.",
-                    hint=did_you_mean(name, table_names, write="table={!r}"),
-                ) from error
+                raise unknown_table_error(self._config.name, name, table_names) from error
 
 
 def _database_url(config: SourceConfig, uri: str) -> str:

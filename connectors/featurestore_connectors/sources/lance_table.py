@@ -24,15 +24,9 @@ from featurestore.model.paths import is_relative_path
 from featurestore.model.source import SourceTable
 from featurestore.model.times import to_micros
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import locations
+from featurestore_connectors.sources import locations, typed_columns
 from featurestore_connectors.sources.drivers import to_single_line
-from featurestore_connectors.sources.typed_columns import (
-    SourceColumn,
-    TypedColumns,
-    cast_batches,
-    schema_of,
-    select_columns,
-)
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 256 << 20
@@ -91,12 +85,12 @@ class LanceSnapshot(TypedColumns):
         return SourceQuery()
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        columns = select_columns(self._columns(query), query)
-        schema = schema_of(columns)
+        columns = typed_columns.select_columns(self._columns(query), query)
+        schema = typed_columns.schema_of(columns)
         names = list(dict.fromkeys(schema.names))
         if query.window is not None and query.window.column not in names:
             names.append(query.window.column)
-        batches = cast_batches(self._batches(query, names), schema, has_sql=False)
+        batches = typed_columns.cast_batches(self._batches(query, names), schema, has_sql=False)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def close(self) -> None:
@@ -104,9 +98,8 @@ class LanceSnapshot(TypedColumns):
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None or query.sql is not None or query.path is not None:
-            raise InvalidArgument(
-                f"Invalid query of a Lance source: {query}.",
-                hint="the source is a single dataset; at=3 reads version 3",
+            raise typed_columns.invalid_query_error(
+                "a Lance source", query, hint="the source is a single dataset; at=3 reads version 3"
             )
         columns = []
         for field in self._dataset.schema:

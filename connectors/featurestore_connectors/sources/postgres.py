@@ -32,7 +32,7 @@ from featurestore.plugins.source import (
     SourceQuery,
     SourceSnapshot,
 )
-from featurestore_connectors.sources import sqltext
+from featurestore_connectors.sources import sqltext, typed_columns
 from featurestore_connectors.sources.drivers import (
     POSTGRES,
     check_options,
@@ -44,14 +44,7 @@ from featurestore_connectors.sources.postgres_partitions import (
     parse_partition_count,
     partition_rows,
 )
-from featurestore_connectors.sources.typed_columns import (
-    SourceColumn,
-    TypedColumns,
-    cast_batches,
-    check_axes,
-    schema_of,
-    select_columns,
-)
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 _CONNECT_SECONDS = "10"
 _BATCH_BYTES = str(4 << 20)
@@ -130,20 +123,18 @@ class PostgresSnapshot(TypedColumns):
         return tables
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        columns = select_columns(self._columns(query), query)
-        schema = schema_of(columns)
-        expressions, arrays = [], []
-        for column in columns:
-            expressions.append(f"{column.expression} AS {sqltext.quote(column.name)}")
-        for column in columns:
-            if column.axes is not None:
-                arrays.append(column.name)
-                expressions.append(column.axes)
+        columns = typed_columns.select_columns(self._columns(query), query)
+        schema = typed_columns.schema_of(columns)
+        expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
+        arrays = {column.name: column.axes for column in columns if column.axes is not None}
+        expressions += arrays.values()
         text = sqltext.select(
             expressions, source=self._from_item(query), condition=_window_condition(query)
         )
-        batches = check_axes(self._batches(text), arrays)
-        return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
+        batches = typed_columns.check_axes(self._batches(text), list(arrays))
+        return pa.RecordBatchReader.from_batches(
+            schema, typed_columns.cast_batches(batches, schema)
+        )
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
         columns = self._columns(query)
@@ -160,7 +151,7 @@ class PostgresSnapshot(TypedColumns):
             self._config,
             self._secret,
             str(self._shared),
-            select_columns(columns, query),
+            typed_columns.select_columns(columns, query),
             source,
             _window_condition(query),
             partitions,
@@ -222,10 +213,7 @@ class PostgresSnapshot(TypedColumns):
             return sqltext.table_name(query.table)
         if query.sql is not None:
             return sqltext.subquery(query.sql)
-        raise InvalidArgument(
-            f"Invalid query of a Postgres source: {query}.",
-            hint="pass table='orders', or sql='select ...'",
-        )
+        raise typed_columns.invalid_query_error("a Postgres source", query)
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         text = f"SELECT * FROM {self._from_item(query)}"
@@ -269,18 +257,9 @@ def _to_source_column(field: pa.Field) -> SourceColumn:
         return SourceColumn(field.name, f"{name}::text", pa.string(), native)
     if native == "numeric":
         dtype = _decimal_type(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
-        description = (
-            native
-            if dtype is not None
-            else "numeric without precision, or with more than 38 digits"
-        )
-        return SourceColumn(
-            field.name,
-            name,
-            dtype,
-            description,
-            readable_expression=_readable_expression(native, name),
-        )
+        if dtype is None:
+            native = "numeric without precision, or with more than 38 digits"
+        return SourceColumn(field.name, name, dtype, native, readable_expression=f"{name}::text")
     if native.startswith("_"):
         is_plain = native[1:] in _ARRAY_ITEMS
         return SourceColumn(
@@ -298,13 +277,8 @@ def _to_source_column(field: pa.Field) -> SourceColumn:
     is_opaque = b"ADBC:postgresql:typname" in metadata
     if is_opaque or native in ("money", "oid"):
         dtype = None
-    return SourceColumn(
-        field.name, name, dtype, native, readable_expression=_readable_expression(native, name)
-    )
-
-
-def _readable_expression(native: str, name: str) -> str:
-    return _CASTS.get(native, "{}::text").format(name)
+    readable_expression = _CASTS.get(native, "{}::text").format(name)
+    return SourceColumn(field.name, name, dtype, native, readable_expression=readable_expression)
 
 
 def _decimal_type(typmod: int) -> pa.DataType | None:

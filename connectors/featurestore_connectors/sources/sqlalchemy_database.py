@@ -23,14 +23,13 @@ from featurestore.errors import (
     SourceError,
     SourceTableNotFound,
     SourceUnavailable,
-    did_you_mean,
     listing,
     missing_extra,
 )
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import sqltext
+from featurestore_connectors.sources import sqltext, typed_columns
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.sqlalchemy_rows import (
     BATCH_ROWS,
@@ -40,13 +39,7 @@ from featurestore_connectors.sources.sqlalchemy_rows import (
     is_zoned,
     reflected_column,
 )
-from featurestore_connectors.sources.typed_columns import (
-    SourceColumn,
-    TypedColumns,
-    cast_batches,
-    schema_of,
-    select_columns,
-)
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -115,8 +108,8 @@ class SQLAlchemySnapshot(TypedColumns):
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         columns = self._columns(query)
-        selected_columns = select_columns(columns, query)
-        schema = schema_of(selected_columns)
+        selected_columns = typed_columns.select_columns(columns, query)
+        schema = typed_columns.schema_of(selected_columns)
         condition = None
         if query.window is not None:
             columns_by_name = {column.name: column for column in columns}
@@ -125,7 +118,7 @@ class SQLAlchemySnapshot(TypedColumns):
             f"{column.expression} AS {self._quote(column.name)}" for column in selected_columns
         ]
         text = sqltext.select(expressions, source=self._from_item(query), condition=condition)
-        batches = cast_batches(self._batches(text, selected_columns), schema)
+        batches = typed_columns.cast_batches(self._batches(text, selected_columns), schema)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def close(self) -> None:
@@ -231,10 +224,7 @@ class SQLAlchemySnapshot(TypedColumns):
             return quoted if schema is None else f"{self._quote(schema)}.{quoted}"
         if query.sql is not None:
             return f"(\n{query.sql.strip().rstrip(';')}\n) AS {self._quote('query')}"
-        raise InvalidArgument(
-            f"Invalid query of a SQLAlchemy source: {query}.",
-            hint="pass table='orders', or sql='select ...'",
-        )
+        raise typed_columns.invalid_query_error("a SQLAlchemy source", query)
 
     def _split_name(self, table: str) -> tuple[str | None, str]:
         """Split a table name into schema and table: ``orders``, or ``sales.orders``."""
@@ -266,11 +256,7 @@ class SQLAlchemySnapshot(TypedColumns):
                 reflected = sa.inspect(self._connection).get_columns(name, schema=schema)
         except sa.exc.NoSuchTableError:
             table_names = [table.name for table in self.tables()]
-            raise SourceTableNotFound(
-                f"Source {self._config.name!r}: unknown table {table!r}. Available: "
-                f"{listing(table_names, limit=50)}.",
-                hint=did_you_mean(table, table_names, write="table={!r}"),
-            ) from None
+            raise typed_columns.unknown_table_error(self._config.name, table, table_names) from None
         columns = []
         for description in reflected:
             quoted = self._quote(description["name"])

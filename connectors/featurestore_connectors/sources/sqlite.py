@@ -19,26 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.errors import (
-    InvalidArgument,
-    SourceTableNotFound,
-    UnsupportedType,
-    did_you_mean,
-    listing,
-    missing_extra,
-)
+from featurestore.errors import InvalidArgument, UnsupportedType, listing, missing_extra
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import locations, sqltext
+from featurestore_connectors.sources import locations, sqltext, typed_columns
 from featurestore_connectors.sources.drivers import convert_batch_errors, translate_errors
-from featurestore_connectors.sources.typed_columns import (
-    SourceColumn,
-    TypedColumns,
-    cast_batches,
-    schema_of,
-    select_columns,
-)
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
 # SQLite storage classes, each with a sample value.
@@ -116,8 +103,8 @@ class SQLiteSnapshot(TypedColumns):
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         columns = self._columns(query)
-        selected_columns = select_columns(columns, query)
-        schema = schema_of(selected_columns)
+        selected_columns = typed_columns.select_columns(columns, query)
+        schema = typed_columns.schema_of(selected_columns)
         window = query.window
         condition = None
         read_columns = list(selected_columns)
@@ -131,7 +118,9 @@ class SQLiteSnapshot(TypedColumns):
             expressions.append(column.expression)
         rows = sqltext.select(expressions, source=self._from_item(query), condition=condition)
         batches = self._batches(f"SELECT {', '.join(samples)} UNION ALL {rows}")
-        typed = cast_batches(_parse_batches(batches, read_columns), schema_of(read_columns))
+        typed = typed_columns.cast_batches(
+            _parse_batches(batches, read_columns), typed_columns.schema_of(read_columns)
+        )
         if window is not None:
             # The condition of the query is only exact to the millisecond.
             typed = _filter_window(typed, window)
@@ -167,10 +156,7 @@ class SQLiteSnapshot(TypedColumns):
             return sqltext.table_name(query.table, [table.name for table in self.tables()])
         if query.sql is not None:
             return sqltext.subquery(query.sql)
-        raise InvalidArgument(
-            f"Invalid query of a SQLite source: {query}.",
-            hint="pass table='orders', or sql='select ...'",
-        )
+        raise typed_columns.invalid_query_error("a SQLite source", query)
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None:
@@ -220,11 +206,7 @@ class SQLiteSnapshot(TypedColumns):
         """Raise SourceTableNotFound if the table does not exist."""
         table_names = [table.name for table in self.tables()]
         if table not in table_names:
-            raise SourceTableNotFound(
-                f"Source {self._config.name!r}: unknown table {table!r}. Available: "
-                f"{listing(table_names, limit=50)}.",
-                hint=did_you_mean(table, table_names, write="table={!r}"),
-            )
+            raise typed_columns.unknown_table_error(self._config.name, table, table_names)
 
     def _create_view(self, source: str) -> str:
         """Create a temporary view, which exposes the declared column types, and return its name."""

@@ -16,7 +16,13 @@ import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import is_nested
-from featurestore.errors import SourceTableNotFound, UnsupportedType, did_you_mean, listing
+from featurestore.errors import (
+    InvalidArgument,
+    SourceTableNotFound,
+    UnsupportedType,
+    did_you_mean,
+    listing,
+)
 from featurestore.model.source import SourceTable
 from featurestore.model.times import to_micros
 from featurestore.plugins.source import SourceQuery
@@ -87,6 +93,21 @@ def _refuse_unreadable(columns: Sequence[SourceColumn], query: SourceQuery) -> N
     raise UnsupportedType(
         f"{query}: these columns cannot be read without loss: {', '.join(refused)}.", hint=hint
     )
+
+
+def unknown_table_error(source: str, table: str, names: Sequence[str]) -> SourceTableNotFound:
+    """Return the error for a table that a source does not have."""
+    return SourceTableNotFound(
+        f"Source {source!r}: unknown table {table!r}. Available: {listing(names, limit=50)}.",
+        hint=did_you_mean(table, names, write="table={!r}"),
+    )
+
+
+def invalid_query_error(
+    source: str, query: SourceQuery, *, hint: str = "pass table='orders', or sql='select ...'"
+) -> InvalidArgument:
+    """Return the error for a query that a source does not support."""
+    return InvalidArgument(f"Invalid query of {source}: {query}.", hint=hint)
 
 
 class TypedColumns(ABC):

@@ -23,9 +23,7 @@ from featurestore.arrow.types import TIMESTAMP, feature_type
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
-    SourceTableNotFound,
     SourceUnavailable,
-    did_you_mean,
     listing,
     missing_extra,
 )
@@ -33,20 +31,14 @@ from featurestore.model.source import SourceTable
 from featurestore.model.times import utc_now
 from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import sqltext
+from featurestore_connectors.sources import sqltext, typed_columns
 from featurestore_connectors.sources.drivers import (
     check_options,
     convert_batch_errors,
     is_loopback,
     translate_errors,
 )
-from featurestore_connectors.sources.typed_columns import (
-    SourceColumn,
-    TypedColumns,
-    cast_batches,
-    schema_of,
-    select_columns,
-)
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 _FLIGHT, _SNOWFLAKE, _BIGQUERY = "adbc.flight.sql", "adbc.snowflake.sql", "adbc.bigquery.sql"
 # Servers may send larger messages than the 16 MiB that the driver accepts by default.
@@ -296,8 +288,8 @@ class WarehouseSnapshot(TypedColumns):
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         all_columns = self._columns(query)
-        columns = select_columns(all_columns, query)
-        schema = schema_of(columns)
+        columns = typed_columns.select_columns(all_columns, query)
+        schema = typed_columns.schema_of(columns)
         expressions = [f"{column.expression} AS {self._quote(column.name)}" for column in columns]
         condition, parameters = None, None
         if query.window is not None:
@@ -305,7 +297,9 @@ class WarehouseSnapshot(TypedColumns):
             condition, parameters = self._bind_window(query, natives[query.window.column])
         text = sqltext.select(expressions, source=self._from_item(query), condition=condition)
         batches = self._batches(text, parameters)
-        return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
+        return pa.RecordBatchReader.from_batches(
+            schema, typed_columns.cast_batches(batches, schema)
+        )
 
     def close(self) -> None:
         if self._connection is not None:
@@ -325,10 +319,7 @@ class WarehouseSnapshot(TypedColumns):
             return ".".join(map(self._quote, (*prefix, *name_path)))
         if query.sql is not None:
             return sqltext.subquery(query.sql, mark=self._warehouse.quote_mark)
-        raise InvalidArgument(
-            f"Invalid query of source {self._config.name!r}: {query}.",
-            hint="pass table='orders', or sql='select ...'",
-        )
+        raise typed_columns.invalid_query_error(f"source {self._config.name!r}", query)
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         try:
@@ -341,10 +332,8 @@ class WarehouseSnapshot(TypedColumns):
             is_listed = any(f".{name}".endswith(f".{query.table}") for name in names)
             if not names or is_listed:
                 raise
-            raise SourceTableNotFound(
-                f"Source {self._config.name!r}: unknown table {query.table!r}. Available: "
-                f"{listing(names, limit=50)}.",
-                hint=did_you_mean(str(query.table), names, write="table={!r}"),
+            raise typed_columns.unknown_table_error(
+                self._config.name, str(query.table), names
             ) from error
         columns = []
         for schema_field in schema:

@@ -34,7 +34,7 @@ from featurestore.model.paths import (
 from featurestore.recovery import liveness
 from featurestore.recovery.pins import finished_datasets
 from featurestore.registry import intents
-from featurestore.registry.database import REGISTRY_FILE
+from featurestore.registry.opening import REGISTRY_FILE
 from featurestore.session import Session
 from featurestore.storage import files, revisions
 from featurestore.storage.manifests import ANNOTATIONS_FILE, annotations_path

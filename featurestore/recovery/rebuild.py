@@ -28,7 +28,7 @@ from featurestore.recovery.recover import (
 )
 from featurestore.recovery.restoration import CLEARED_TABLES, NOT_RESTORED
 from featurestore.registry import Registry, featuregroups, open_registry, origins, search_documents
-from featurestore.registry.database import REGISTRY_FILE
+from featurestore.registry.opening import REGISTRY_FILE
 from featurestore.registry.tables import metadata
 from featurestore.storage import files
 

@@ -2,11 +2,12 @@
 
 Each module contains functions on a connection for one subject (``featuregroups``,
 ``training_datasets``, ``artifacts``, ``jobs``, ``lineage``, ``reports``, ``intents``). ``tables``
-defines the schema, ``database`` opens it, and ``migrations`` creates and upgrades it.
+defines the schema, ``opening`` opens it, and ``migrations`` creates and upgrades it.
 """
 
 from __future__ import annotations
 
-from featurestore.registry.database import Registry, is_store, open_registry
+from featurestore.registry.database import Registry
+from featurestore.registry.opening import is_store, open_registry
 
 __all__ = ["Registry", "is_store", "open_registry"]

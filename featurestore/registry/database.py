@@ -1,43 +1,51 @@
-"""The database of a registry: a SQLite file in the location, or a database server at a URL.
+"""The database of a registry, SQLite or Postgres: connections and transactions, and their settings.
 
-``open_registry`` creates or upgrades the database and refuses databases of newer releases. Errors
-and representations of a URL never contain its secrets.
+Errors and representations of a URL never contain its secrets.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import exc
-from sqlalchemy.engine import Connection
+from sqlalchemy import event, exc
+from sqlalchemy.engine import Connection, Engine, ExceptionContext
 
+from featurestore._imports import uninterrupted
 from featurestore.errors import (
     ConfigurationError,
     LocationNotWritable,
     RegistryDamaged,
     RegistryError,
+    missing_extra,
 )
-from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.model.runtime import ForkGuard
-from featurestore.registry import engines, origins, stores
-from featurestore.registry.engines import create_engine
-from featurestore.registry.migrations import is_complete, upgrade
+from featurestore.registry import database_errors, origins
+from featurestore.registry.database_errors import format_url
 from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
 from featurestore.registry.schema import Repair
-from featurestore.storage import files, sqlite_files, storage_for
-from featurestore.storage.protection import protect_location
+from featurestore.storage import sqlite_files
 
-REGISTRY_FILE = "registry.db"
-# SQLite stores the last transactions in a write-ahead log next to the database file.
-SQLITE_FILES = ("", "-wal")
+BUSY_SECONDS = 60
+# Longer than the removal of the files of a large dataset, which is part of a transaction.
+IDLE_SECONDS = 600
+LONGEST_SECONDS = 3600
+# The locks of a suspended process would block all others. Postgres before 17 has no
+# ``transaction_timeout``, which also ends a transaction that is suspended between the statements of
+# an ``executemany``; there the other processes fail after ``lock_timeout``.
+_POSTGRES_LIMITS = (
+    "set lock_timeout = '{busy}s'",
+    "set idle_in_transaction_session_timeout = '{idle}s'",
+    "select set_config(name, '{longest}s', false) from pg_settings "
+    "where name = 'transaction_timeout'",
+)
 
 
 class Registry:
@@ -53,7 +61,7 @@ class Registry:
         durable: bool = True,
         connections: int = 5,
     ) -> None:
-        self._engine = create_engine(url, schema=schema, durable=durable, connections=connections)
+        self._engine = _create_engine(url, schema=schema, durable=durable, connections=connections)
         self._fork_guard = ForkGuard(
             "The registry",
             close_idle=self._engine.dispose,
@@ -61,6 +69,8 @@ class Registry:
             is_file=self._engine.dialect.name == "sqlite",
         )
         self._url = url
+        # Without passwords.
+        self.url = database_errors.format_url(url)
         self._location = location
         self._schema = schema
         self._is_copy = is_copy
@@ -69,11 +79,6 @@ class Registry:
         self._open = threading.local()
         # If a store is not closed, its server connections must not be left to garbage collection.
         weakref.finalize(self, self._engine.dispose)
-
-    @property
-    def url(self) -> str:
-        """The URL of the database, without passwords."""
-        return engines.format_url(self._url)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -225,154 +230,117 @@ class Registry:
             # An integrity error is an error of the caller, not of the database.
             if isinstance(error, exc.IntegrityError):
                 raise
-            raise engines.to_registry_error(self._url, error) from (
-                engines.cause_without_secrets(self._url, error)
+            raise database_errors.to_registry_error(self._url, error) from (
+                database_errors.cause_without_secrets(self._url, error)
             )
 
 
-def open_registry(
-    directory: str,
-    *,
-    url: str | None = None,
-    read_only: bool = False,
-    durable: bool = True,
-    adopt: bool = False,
-) -> Registry:
-    """Open the registry of a location; create or upgrade it if necessary.
-
-    Args:
-        directory: Location of the store; it contains ``registry.db`` unless ``url`` is set.
-        url: SQLAlchemy URL of another database.
-        read_only: The location is not writable. Its SQLite file is copied to a temporary file,
-        since SQLite creates a write-ahead log next to the database even for reading.
-        durable: Sync each transaction to disk; otherwise a power loss may lose the last ones. A
-        database server has its own setting.
-        adopt: Accept a location with objects that the database lacks, and repair its tables,
-        because the index is about to be rebuilt.
-
-    Raises:
-        ConfigurationError: The registry of the location is at a URL that was not passed.
-        RegistryTooNew: The registry was written by a newer release of the feature store.
-        RegistryError: The database cannot be opened, lacks a table, column or index, or is empty
-            although the location contains objects.
-    """
-    if storage_for(directory).is_local:
-        protect_location(directory)
-    registry = _open_directory(directory, url, read_only, durable=durable, adopt=adopt)
-    try:
-        with registry.reading() as connection:
-            is_usable = is_complete(connection)
-        # upgrade() reads the revision again while it holds a lock.
-        if not is_usable:
-            upgrade(registry, repair=adopt)
-    except BaseException:
-        registry.close()
-        raise
-    return registry
+# -- settings of connections --------------------------------------------------------------
 
 
-def _open_directory(
-    directory: str, url: str | None, read_only: bool, *, durable: bool = True, adopt: bool = False
-) -> Registry:
-    """Open the registry of a location, or a copy if the location is read-only."""
-    parsed = _parse_url(directory, url)
-    if not _is_inside(parsed, directory):
-        return _open_shared(parsed, directory, read_only, durable=durable, adopt=adopt)
-    stores.check_no_reference(directory)
-    if read_only:
-        copy = files.temporary_directory()
-        database = os.path.join(copy, REGISTRY_FILE)
-        # Transactions that are not yet in the database file are in the write-ahead log.
-        sqlite_files.copy_consistently(
-            [_sqlite_path(directory) + ending for ending in SQLITE_FILES], copy
+def _create_engine(
+    url: sa.URL, *, durable: bool, connections: int, schema: str | None = None
+) -> Engine:
+    """Create the engine of a SQLite or Postgres database with its connection settings."""
+    backend = url.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise ConfigurationError(
+            f"registry={format_url(url)!r} is a {backend} database. Supported: sqlite and postgresql.",
+            hint="registry='postgresql://user@host/database'",
         )
-        registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
-        weakref.finalize(registry, files.remove_temporary, copy)
-        return registry
-    return Registry(parsed, directory, durable=durable)
-
-
-def _open_shared(
-    url: sa.URL, directory: str, read_only: bool, *, durable: bool, adopt: bool
-) -> Registry:
-    """Open the index of a location in a database that may contain indexes of other locations."""
-    shared = Registry(url, directory, durable=durable)
+    # SQLAlchemy's default driver is psycopg2, but the extra "postgres" installs psycopg 3.
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    # SQLite waits this long for the write lock of another process.
+    arguments = {"timeout": BUSY_SECONDS} if backend == "sqlite" else {}
     try:
-        with shared.upgrade_transaction() as connection:
-            # The schema is created in the transaction of the claim, so no process sees a claim
-            # without it.
-            index = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
-            if index.schema is not None and shared.dialect == "postgresql":
-                connection.execute(sa.schema.CreateSchema(index.schema, if_not_exists=True))
-    finally:
-        shared.close()
-    return _open_index(index, url, directory, is_copy=read_only, durable=durable)
-
-
-def _open_index(
-    index: stores.IndexLocation, url: sa.URL, directory: str, *, is_copy: bool, durable: bool
-) -> Registry:
-    if url.get_backend_name() == "sqlite":
-        file_url = url.set(database=index.file(url.database or ""))
-        return Registry(file_url, directory, is_copy=is_copy, durable=durable)
-    return Registry(url, directory, schema=index.schema, is_copy=is_copy, durable=durable)
-
-
-def _is_inside(url: sa.URL, directory: str) -> bool:
-    """Return whether a URL refers to the SQLite file in the location."""
-    is_file = url.get_backend_name() == "sqlite" and bool(url.database)
-    return is_file and os.path.abspath(url.database or "") == _sqlite_path(directory)
-
-
-def _sqlite_path(directory: str) -> str:
-    return os.path.join(directory, REGISTRY_FILE)
-
-
-def _parse_url(directory: str, url: str | None) -> sa.URL:
-    """Return the URL of a registry.
-
-    The default URL is constructed from its components, since a path may contain any character.
-    """
-    if url is None:
-        return sa.URL.create("sqlite", database=_sqlite_path(directory))
-    try:
-        return sa.make_url(url)
-    except (exc.ArgumentError, ValueError):
-        # The cause is not chained, since its message may contain the password.
-        hint = "registry='postgresql://user@host/database' or 'sqlite:////path/to/registry.db'"
-        if "@" not in url and ":" not in url:  # a path, which contains no password
-            hint = f"registry={f'sqlite:///{os.path.abspath(url)}'!r}"
-        raise ConfigurationError("registry= is not a database URL.", hint=hint) from None
-
-
-def is_store(directory: str, *, url: str | None = None) -> bool:
-    """Return whether a directory contains a store with a registry."""
-    if url is not None:
-        return files.exists(directory)
-    names = (REGISTRY_FILE, stores.MEMORY_FILE, FEATUREGROUPS, TRAININGDATASETS)
-    return any(files.exists(os.path.join(directory, name)) for name in names)
-
-
-@contextmanager
-def existing_registry(directory: str, url: str | None) -> Iterator[Registry | None]:
-    """Yield the registry of a location without changing it, None if it does not exist."""
-    parsed = _parse_url(directory, url)
-    registry: Registry | None = None
-    if _is_inside(parsed, directory):
-        stores.check_no_reference(directory)
-        if files.exists(_sqlite_path(directory)):
-            registry = Registry(parsed, directory)
+        with uninterrupted():  # SQLAlchemy imports the driver by name
+            engine = sa.create_engine(url, connect_args=arguments, pool_size=connections)
+    except (exc.ArgumentError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"registry={format_url(url)!r} has options that its driver does not support.",
+            hint="registry='postgresql://user@host/database'",
+        ) from None
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "psycopg", "postgres") from error
+    if backend == "sqlite":
+        event.listen(engine, "handle_error", _report_undecodable_text)
+        event.listen(engine, "do_connect", _create_sqlite_file)
+        event.listen(engine, "connect", _prepare_sqlite)
+        if durable:
+            # This listener replaces the mode that _prepare_sqlite sets.
+            event.listen(engine, "connect", _sync_each_transaction)
+        event.listen(engine, "begin", _begin_sqlite)
     else:
-        shared = Registry(parsed, directory)
-        try:
-            with shared.reading() as connection:
-                index = stores.find(connection, directory)
-        finally:
-            shared.close()
-        if index is not None:
-            registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
+        for statement in _POSTGRES_LIMITS:
+            limits = {"busy": BUSY_SECONDS, "idle": IDLE_SECONDS, "longest": LONGEST_SECONDS}
+            event.listen(engine, "connect", partial(_execute_setting, statement.format_map(limits)))
+    if schema is not None:
+        # The schema name is derived from a validated id.
+        statement = f'set search_path to "{schema}"'
+        event.listen(engine, "connect", partial(_execute_setting, statement))
+    return engine
+
+
+def _execute_setting(statement: str, connection: object, _record: object) -> None:
+    """Change a setting of a new connection."""
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute(statement)
+    cursor.close()
+    # A later rollback would otherwise undo the setting.
+    connection.commit()  # type: ignore[attr-defined]
+
+
+def _report_undecodable_text(context: ExceptionContext) -> None:
+    """Raise a database error if a statement returned damaged text.
+
+    Python's driver raises ``UnicodeDecodeError``, which is not a database error, if a message of
+    SQLite quotes the damaged schema.
+    """
+    error = context.original_exception
+    if isinstance(error, UnicodeDecodeError):
+        damage = _undecodable_text_error(error)
+        raise exc.DatabaseError(context.statement, context.parameters, damage) from error
+
+
+def _undecodable_text_error(error: UnicodeDecodeError) -> sqlite3.DatabaseError:
+    return sqlite3.DatabaseError(f"the file contains text that is not UTF-8: {error.object[:80]!r}")
+
+
+def _create_sqlite_file(
+    _dialect: object, _record: object, arguments: Sequence[Any], _options: object
+) -> None:
+    """Create the file of a new registry with a private mode, which SQLite copies to its logs."""
+    path = str(arguments[0])
+    if path != ":memory:":
+        sqlite_files.create_database(path)
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    """Set the transaction, journal and foreign key modes of a new connection."""
+    # The driver must not begin transactions itself: they would be deferred, and fail when they are
+    # upgraded to a write lock.
+    connection.isolation_level = None
+    cursor = connection.cursor()
     try:
-        yield registry
-    finally:
-        if registry is not None:
-            registry.close()
+        sqlite_files.use_write_ahead_log(connection, seconds=BUSY_SECONDS)
+        sqlite_files.check_last_page(connection)
+    except UnicodeDecodeError as error:
+        raise _undecodable_text_error(error) from error
+    # In WAL mode, "normal" keeps the database consistent after a power loss, but may lose the last
+    # transactions.
+    cursor.execute("pragma synchronous=normal")
+    # SQLite enforces foreign keys, and deletes dependent rows, only if the connection enables them.
+    cursor.execute("pragma foreign_keys=on")
+    cursor.close()
+
+
+def _sync_each_transaction(connection: object, _record: object) -> None:
+    connection.execute("pragma synchronous=full")  # type: ignore[attr-defined]
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A write transaction locks the database at its start. A deferred one fails without waiting if
+    # another process has written since it began to read.
+    immediate = connection.get_execution_options().get("immediate", True)
+    connection.exec_driver_sql("begin immediate" if immediate else "begin")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from featurestore.errors import listing
 from featurestore.registry import schema, unregistered
-from featurestore.registry.database import Registry, existing_registry
+from featurestore.registry.database import Registry
 from featurestore.registry.migrations import current_revision, head_revision
+from featurestore.registry.opening import existing_registry
 
 
 def inspect(directory: str, *, url: str | None = None) -> str | None:

@@ -17,7 +17,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import PublicationWarning, SchemaMismatch
-from featurestore.registry import engines, featuregroups, intents
+from featurestore.registry import database, featuregroups, intents
 from featurestore.store import FeatureStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 @pytest.fixture
 def impatient_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureStore]:
     """A store with a short timeout for locked registries."""
-    monkeypatch.setattr(engines, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with featurestore.connect(tmp_path / "store") as store:
         yield store
 
@@ -116,7 +116,7 @@ def test_insert_error_before_commit_leaves_no_intent(impatient_store: FeatureSto
 
 
 @pytest.mark.parametrize(
-    "function", ["_checkpoint", "_register_commit", "commit_of", "store_commit_statistics"]
+    "function", ["_checkpoint", "_update_registry", "commit_of", "store_commit_statistics"]
 )
 def test_insert_interrupted_after_commit_reports_committed_rows(
     impatient_store: FeatureStore, function: str

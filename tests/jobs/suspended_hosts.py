@@ -18,7 +18,7 @@ import featurestore
 from featurestore.jobs.scheduler import Options
 from featurestore.model import times
 from featurestore.recovery import liveness
-from featurestore.registry import engines
+from featurestore.registry import database
 from featurestore.storage import locks
 
 # Seconds without a heartbeat after which a host is considered dead.
@@ -39,8 +39,8 @@ def shorten_timeouts() -> None:
     """Let this process consider hosts dead, and transactions idle, after about a second."""
     liveness.HEARTBEAT_TIMEOUT = timedelta(seconds=TIMEOUT)
     liveness.HEARTBEAT_SECONDS = TIMEOUT / 4
-    engines.IDLE_SECONDS = IDLE_SECONDS
-    engines.LONGEST_SECONDS = 2 * IDLE_SECONDS
+    database.IDLE_SECONDS = IDLE_SECONDS
+    database.LONGEST_SECONDS = 2 * IDLE_SECONDS
 
 
 def run_due_jobs(

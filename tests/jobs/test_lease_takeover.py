@@ -25,7 +25,7 @@ from featurestore.jobs import execution
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.scheduler import Options
 from featurestore.recovery import liveness
-from featurestore.registry import engines, jobs, runs
+from featurestore.registry import database, jobs, runs
 from tests.forked_processes import kill, start
 from tests.jobs.conftest import START, Clock, rows, sql_job, trips
 from tests.jobs.suspended_hosts import (
@@ -146,7 +146,7 @@ class Takeover:
 def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "HEARTBEAT_TIMEOUT", timedelta(seconds=TIMEOUT))
     monkeypatch.setattr(liveness, "HEARTBEAT_SECONDS", TIMEOUT / 4)
-    monkeypatch.setattr(engines, "IDLE_SECONDS", IDLE_SECONDS)
+    monkeypatch.setattr(database, "IDLE_SECONDS", IDLE_SECONDS)
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")

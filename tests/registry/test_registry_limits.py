@@ -10,7 +10,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import RegistryError
-from featurestore.registry import engines, tables
+from featurestore.registry import database, tables
 from featurestore.registry.database import Registry
 from featurestore.store import FeatureStore
 
@@ -22,8 +22,8 @@ def stores(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[FeatureStore, FeatureStore]]:
     """Two connections to a store, with limits of one and two seconds."""
-    monkeypatch.setattr(engines, "BUSY_SECONDS", 1)
-    monkeypatch.setattr(engines, "IDLE_SECONDS", 2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 1)
+    monkeypatch.setattr(database, "IDLE_SECONDS", 2)
     location = tmp_path / "store"
     with (
         featurestore.connect(location, registry=postgres_url) as first,
@@ -52,5 +52,5 @@ def test_lock_of_other_process_is_named(stores: tuple[FeatureStore, FeatureStore
 def test_end_of_idle_transaction_is_named(stores: tuple[FeatureStore, FeatureStore]) -> None:
     registry = stores[0].session.registry
     with pytest.raises(RegistryError, match=r"idle or too long(.|\n)*suspended or slow"):
-        lock(registry, idle_seconds=engines.IDLE_SECONDS + 0.5)
+        lock(registry, idle_seconds=database.IDLE_SECONDS + 0.5)
     lock(registry, idle_seconds=0)

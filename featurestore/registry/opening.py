@@ -1,0 +1,174 @@
+"""Opening of registries: a SQLite file in the location of a store, or a database server at a URL.
+
+``open_registry`` creates or upgrades the database and refuses databases of newer releases.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from featurestore.errors import ConfigurationError
+from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
+from featurestore.registry import stores
+from featurestore.registry.database import Registry
+from featurestore.registry.migrations import is_complete, upgrade
+from featurestore.storage import files, sqlite_files, storage_for
+from featurestore.storage.protection import protect_location
+
+REGISTRY_FILE = "registry.db"
+# SQLite stores the last transactions in a write-ahead log next to the database file.
+SQLITE_FILES = ("", "-wal")
+
+
+def open_registry(
+    directory: str,
+    *,
+    url: str | None = None,
+    read_only: bool = False,
+    durable: bool = True,
+    adopt: bool = False,
+) -> Registry:
+    """Open the registry of a location; create or upgrade it if necessary.
+
+    Args:
+        directory: Location of the store; it contains ``registry.db`` unless ``url`` is set.
+        url: SQLAlchemy URL of another database.
+        read_only: The location is not writable. Its SQLite file is copied to a temporary file,
+        since SQLite creates a write-ahead log next to the database even for reading.
+        durable: Sync each transaction to disk; otherwise a power loss may lose the last ones. A
+        database server has its own setting.
+        adopt: Accept a location with objects that the database lacks, and repair its tables,
+        because the index is about to be rebuilt.
+
+    Raises:
+        ConfigurationError: The registry of the location is at a URL that was not passed.
+        RegistryTooNew: The registry was written by a newer release of the feature store.
+        RegistryError: The database cannot be opened, lacks a table, column or index, or is empty
+            although the location contains objects.
+    """
+    if storage_for(directory).is_local:
+        protect_location(directory)
+    registry = _open_directory(directory, url, read_only, durable=durable, adopt=adopt)
+    try:
+        with registry.reading() as connection:
+            is_usable = is_complete(connection)
+        # upgrade() reads the revision again while it holds a lock.
+        if not is_usable:
+            upgrade(registry, repair=adopt)
+    except BaseException:
+        registry.close()
+        raise
+    return registry
+
+
+def _open_directory(
+    directory: str, url: str | None, read_only: bool, *, durable: bool = True, adopt: bool = False
+) -> Registry:
+    """Open the registry of a location, or a copy if the location is read-only."""
+    parsed = _parse_url(directory, url)
+    if not _is_inside(parsed, directory):
+        return _open_shared(parsed, directory, read_only, durable=durable, adopt=adopt)
+    stores.check_no_reference(directory)
+    if read_only:
+        copy = files.temporary_directory()
+        database = os.path.join(copy, REGISTRY_FILE)
+        # Transactions that are not yet in the database file are in the write-ahead log.
+        sqlite_files.copy_consistently(
+            [_sqlite_path(directory) + ending for ending in SQLITE_FILES], copy
+        )
+        registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
+        weakref.finalize(registry, files.remove_temporary, copy)
+        return registry
+    return Registry(parsed, directory, durable=durable)
+
+
+def _open_shared(
+    url: sa.URL, directory: str, read_only: bool, *, durable: bool, adopt: bool
+) -> Registry:
+    """Open the index of a location in a database that may contain indexes of other locations."""
+    shared = Registry(url, directory, durable=durable)
+    try:
+        with shared.upgrade_transaction() as connection:
+            # The schema is created in the transaction of the claim, so no process sees a claim
+            # without it.
+            index = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
+            if index.schema is not None and shared.dialect == "postgresql":
+                connection.execute(sa.schema.CreateSchema(index.schema, if_not_exists=True))
+    finally:
+        shared.close()
+    return _open_index(index, url, directory, is_copy=read_only, durable=durable)
+
+
+def _open_index(
+    index: stores.IndexLocation, url: sa.URL, directory: str, *, is_copy: bool, durable: bool
+) -> Registry:
+    if url.get_backend_name() == "sqlite":
+        file_url = url.set(database=index.file(url.database or ""))
+        return Registry(file_url, directory, is_copy=is_copy, durable=durable)
+    return Registry(url, directory, schema=index.schema, is_copy=is_copy, durable=durable)
+
+
+def _is_inside(url: sa.URL, directory: str) -> bool:
+    """Return whether a URL refers to the SQLite file in the location."""
+    is_file = url.get_backend_name() == "sqlite" and bool(url.database)
+    return is_file and os.path.abspath(url.database or "") == _sqlite_path(directory)
+
+
+def _sqlite_path(directory: str) -> str:
+    return os.path.join(directory, REGISTRY_FILE)
+
+
+def _parse_url(directory: str, url: str | None) -> sa.URL:
+    """Return the URL of a registry.
+
+    The default URL is constructed from its components, since a path may contain any character.
+    """
+    if url is None:
+        return sa.URL.create("sqlite", database=_sqlite_path(directory))
+    try:
+        return sa.make_url(url)
+    except (exc.ArgumentError, ValueError):
+        # The cause is not chained, since its message may contain the password.
+        hint = "registry='postgresql://user@host/database' or 'sqlite:////path/to/registry.db'"
+        if "@" not in url and ":" not in url:  # a path, which contains no password
+            hint = f"registry={f'sqlite:///{os.path.abspath(url)}'!r}"
+        raise ConfigurationError("registry= is not a database URL.", hint=hint) from None
+
+
+def is_store(directory: str, *, url: str | None = None) -> bool:
+    """Return whether a directory contains a store with a registry."""
+    if url is not None:
+        return files.exists(directory)
+    names = (REGISTRY_FILE, stores.MEMORY_FILE, FEATUREGROUPS, TRAININGDATASETS)
+    return any(files.exists(os.path.join(directory, name)) for name in names)
+
+
+@contextmanager
+def existing_registry(directory: str, url: str | None) -> Iterator[Registry | None]:
+    """Yield the registry of a location without changing it, None if it does not exist."""
+    parsed = _parse_url(directory, url)
+    registry: Registry | None = None
+    if _is_inside(parsed, directory):
+        stores.check_no_reference(directory)
+        if files.exists(_sqlite_path(directory)):
+            registry = Registry(parsed, directory)
+    else:
+        shared = Registry(parsed, directory)
+        try:
+            with shared.reading() as connection:
+                index = stores.find(connection, directory)
+        finally:
+            shared.close()
+        if index is not None:
+            registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
+    try:
+        yield registry
+    finally:
+        if registry is not None:
+            registry.close()

@@ -213,8 +213,8 @@ def _check_session_settings(location: str) -> Iterator[Check]:
 
 def _check_registry(directory: str, url: str | None) -> Check:
     """Compare a registry with this release and with the objects in the location."""
-    from featurestore.registry.inspection import find_problems, inspect
     from featurestore.registry.migrations import head_revision
+    from featurestore.registry.opening import find_problems, inspect
     from featurestore.registry.stores import rebuild_command
 
     problems = find_problems(directory, url=url)

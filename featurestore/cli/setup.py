@@ -104,7 +104,7 @@ def rebuild(context: typer.Context) -> None:
 def upgrade(context: typer.Context) -> None:
     """Upgrade the registry to this release's revision, as opening the store does."""
     from featurestore.registry import open_registry
-    from featurestore.registry.inspection import inspect, revision
+    from featurestore.registry.opening import inspect, revision
 
     location, url = _location_and_registry(context)
     # Opening the registry upgrades it, so the earlier revision is read first.

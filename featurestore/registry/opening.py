@@ -1,6 +1,7 @@
 """Opening of registries: a SQLite file in the location of a store, or a database server at a URL.
 
-``open_registry`` creates or upgrades the database and refuses databases of newer releases.
+``open_registry`` creates or upgrades the database and refuses databases of newer releases. ``inspect``
+and ``find_problems`` do not change the registry.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from featurestore.errors import ConfigurationError
+from featurestore.errors import ConfigurationError, listing
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
-from featurestore.registry import stores
+from featurestore.registry import schema, stores, unregistered
 from featurestore.registry.database import Registry
-from featurestore.registry.migrations import is_complete, upgrade
+from featurestore.registry.migrations import current_revision, head_revision, is_complete, upgrade
 from featurestore.storage import files, sqlite_files, storage_for
 from featurestore.storage.protection import protect_location
 
@@ -172,3 +173,40 @@ def existing_registry(directory: str, url: str | None) -> Iterator[Registry | No
     finally:
         if registry is not None:
             registry.close()
+
+
+# -- inspection -----------------------------------------------------------------------------
+
+
+def inspect(directory: str, *, url: str | None = None) -> str | None:
+    """Return the revision of a location's registry without changing the registry.
+
+    Return None if it does not exist or is empty.
+    """
+    with existing_registry(directory, url) as registry:
+        return None if registry is None else revision(registry)
+
+
+def find_problems(directory: str, *, url: str | None = None) -> list[str]:
+    """Return what a rebuild would repair: damage, missing tables, and unregistered objects."""
+    with existing_registry(directory, url) as registry:
+        if registry is None or revision(registry) is None:
+            has_objects = unregistered.contains_objects(directory)
+            return ["the registry is empty, but the location contains objects"] * has_objects
+        damage = registry.damage()
+        if damage is not None:
+            return [f"the file is damaged: {damage}"]
+        with registry.reading() as connection:
+            if current_revision(connection) != head_revision():
+                return []  # an upgrade creates the missing tables
+            missing_parts = schema.missing_parts(connection)
+            if missing_parts:
+                return [f"the registry lacks {listing(missing_parts)}"]
+            objects = unregistered.unregistered_objects(connection)
+    return [f"the registry lacks {listing(objects)}"] if objects else []
+
+
+def revision(registry: Registry) -> str | None:
+    """Return the revision stored in the database, None if it is empty."""
+    with registry.reading() as connection:
+        return current_revision(connection)

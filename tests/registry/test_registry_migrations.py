@@ -17,8 +17,8 @@ import featurestore
 from featurestore.errors import ConfigurationError, MissingExtra, RegistryError, RegistryTooNew
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import open_registry
-from featurestore.registry.inspection import inspect, revision
 from featurestore.registry.migrations import head_revision, migrate, upgrade
+from featurestore.registry.opening import inspect, revision
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
 

@@ -130,7 +130,7 @@ class FilteredRegistry(Registry):
         # The constructor of Registry would create another connection pool.
         self._engine = views.engine
         self._fork_guard = views.fork_guard
-        self._url = registry._url
+        self._url, self.url = registry._url, registry.url
         self._location = registry._location
         self._schema = registry._schema
         self._is_copy = True

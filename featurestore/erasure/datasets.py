@@ -32,7 +32,6 @@ from featurestore.storage.manifests import read_annotations, read_manifest
 from featurestore.training.catalog import remove
 from featurestore.training.create import (
     QUARANTINE,
-    ExportChecks,
     ExportProgress,
     export,
     publish,
@@ -40,7 +39,7 @@ from featurestore.training.create import (
 from featurestore.training.export.assignment import ClassSplits
 from featurestore.training.export.boundaries import groups_and_hashes
 from featurestore.training.export.hashed_rows import HashRows
-from featurestore.training.export.request import ExportData, ExportRequest, Provenance
+from featurestore.training.export.request import ExportData, ExportRequest, RowProvenance
 from featurestore.training.export.shard_plan import LAST_HASH
 from featurestore.training.reading import (
     dataset_schema,
@@ -167,12 +166,11 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
             )
         files.make_directory(session.paths.staging)
         relation = _stage_other_rows(scan, manifest, directory, run)
-        provenance = Provenance(
+        provenance = RowProvenance(
             plan=_clean(scan, manifest.plan),
             plan_hash=manifest.plan_hash,
             sources=manifest.sources,
-            reproducible=False,
-            reproducible_reason=_REASON,
+            irreproducible=_REASON,
             view=manifest.view,
         )
         data = ExportData(lambda: relation, relation.schema, provenance)
@@ -183,7 +181,6 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
             request,
             run,
             directory=target,
-            checks=ExportChecks("off"),
             progress=ExportProgress(None),
             classes=_find_class_splits(request, manifest, directory),
         )
@@ -211,7 +208,7 @@ def _find_class_splits(
     """
     if not request.rule.stratify:
         return None
-    add_hashes = HashRows(request.rule, request.key, request.seed, with_columns=False)
+    add_hashes = HashRows.of(request, with_columns=False)
     columns = [*dict.fromkeys([*request.key, *request.rule.columns])]
     starts: dict[int, list[int]] = {}
     for number, batch in _stored_batches(manifest, directory, columns=columns):
@@ -226,25 +223,20 @@ def _find_class_splits(
 
 def _request_of(manifest: Manifest, directory: str) -> ExportRequest:
     """Return the request of a dataset, with its annotations, and its transformations to fit."""
-    request = export_request(manifest)
     annotations = read_annotations(directory, manifest)
-    request = replace(
-        request,
-        statistics=bool(manifest.statistics),
-        description=annotations.description,
-        tags=annotations.tags,
-    )
     fitted = read_registered(directory, manifest)
-    if fitted is None:
-        return request
     chains = {}
-    for column in fitted.columns:
+    for column in () if fitted is None else fitted.columns:
         steps = [Step(step.rule, step.options) for step in column.chain.steps]
         # A file has only the hash of a Python function, which must be passed again.
         if all(step.rule != "function" for step in steps):
             chains[column.name] = Chain(tuple(steps))
-    return replace(
-        request, transformations=check_chains(chains, request.schema), fit_on=fitted.fit_on
+    return export_request(
+        manifest,
+        description=annotations.description,
+        tags=annotations.tags,
+        transformations=check_chains(chains, dataset_schema(manifest)),
+        fit_on="train" if fitted is None else fitted.fit_on,
     )
 
 

@@ -198,7 +198,7 @@ def _has_same_sources(session: Session, name: str, data: object) -> bool:
     """Return whether a frame reads the same Delta versions as the latest dataset version."""
     provenance = export_data(session, data).provenance
     # Data without a reproducible plan, such as a dataframe, may differ at each run.
-    if provenance.plan is None or not provenance.reproducible:
+    if provenance.plan is None or provenance.irreproducible is not None:
         return False
     manifest: Manifest = catalog.get(session, name, None).manifest
     return list(map(dict, provenance.sources)) == list(map(dict, manifest.sources))

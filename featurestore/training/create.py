@@ -14,21 +14,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from featurestore import progress as calls
-from featurestore.errors import InvalidArgument, InvalidExpectation, WriteConflict
+from featurestore.errors import WriteConflict
 from featurestore.ingest import hints_for_argument, peek_language
-from featurestore.model.featuregroup import VALIDATION_POLICIES
-from featurestore.model.manifest import WEIGHT_ZERO, Manifest, MissingLabels
+from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit, MissingLabels
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source
 from featurestore.model.requests import TrainingRequest
 from featurestore.model.threads import start_thread
-from featurestore.model.validation import FeatureComparison, ValidationReport, describe
+from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.plugins.validator import Validator, find_validator
 from featurestore.readers.shardfiles import check_shards
 from featurestore.recovery import claims, datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
@@ -51,6 +48,7 @@ from featurestore.training.export.hashed_rows import (
 from featurestore.training.export.label_checks import check_labels
 from featurestore.training.export.manifest import (
     build_manifest,
+    build_splits,
     file_prefixes,
     manifest_file,
 )
@@ -78,22 +76,10 @@ _URI_POLL_INTERVAL = 2.0  # each poll makes one request per thousand shards
 QUARANTINE = "_quarantine"
 
 
-@dataclass(frozen=True)
-class ExportChecks:
-    """The expectations of an export and the policy for failing rows.
-
-    Rows are not checked if there is no validator.
-    """
-
-    validation: str
-    validator: Validator | None = None
-    expectations: tuple[Mapping[str, Any], ...] = ()
-
-
 def create(
     session: Session,
     data: object,
-    options: TrainingRequest,
+    training: TrainingRequest,
     *,
     progress: bool | Report | None = None,
 ) -> TrainingDataset:
@@ -101,7 +87,7 @@ def create(
 
     ``FeatureStore.create_training_dataset`` describes the request.
     """
-    check_name(options.name, noun="training dataset")
+    check_name(training.name, noun="training dataset")
     # A frame does not know the dataframe library of its labels, so assume the most frequent one.
     language = "pandas"
     if not isinstance(data, FeatureFrame):
@@ -110,11 +96,10 @@ def create(
         rows = export_data(session, data)
         refuse_untyped_columns(rows.schema, language=language)
     request = check_request(
-        options, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
+        training, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
     )
-    checks = check_expectations(options)
     with (
-        in_flight(session, kind="export", name=request.name, version=options.version) as run,
+        in_flight(session, kind="export", name=training.name, version=training.version) as run,
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
@@ -125,48 +110,20 @@ def create(
             rows = export_data(session, snapshot_data, reads=reads)
         # Pins keep a concurrent vacuum from removing the files that the export reads.
         pin_sources(session, run, rows.sources)
-        directory = session.training_dataset_path(request.name, run.version)
+        directory = session.training_dataset_path(training.name, run.version)
         manifest, report = export(
-            session.engine, rows, request, run, directory=directory, checks=checks, progress=reports
+            session.engine, rows, request, run, directory=directory, progress=reports
         )
         manifest = publish(manifest, request, run, directory=directory, sources=rows.sources)
         run.committed_version = run.version
         # The manifest makes the dataset visible. A failed registration is repaired by recovery, so
         # it is a warning.
-        with warn_after_publication(f"Training dataset {request.name!r} version {run.version}"):
+        with warn_after_publication(f"Training dataset {training.name!r} version {run.version}"):
             with session.registry.transaction() as connection:
                 datasets.register(connection, manifest)
             run.registered = True
             _register_report(session, report, manifest)
     return TrainingDataset(directory, manifest, session)
-
-
-def check_expectations(options: TrainingRequest) -> ExportChecks:
-    """Parse the expectations and the policy of a request.
-
-    Raises:
-        InvalidArgument: The policy does not exist.
-        InvalidExpectation: An expectation does not exist, or lacks arguments.
-    """
-    if options.validation not in VALIDATION_POLICIES:
-        raise InvalidArgument(
-            f"Unknown validation policy {options.validation!r}.",
-            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
-        )
-    if not options.expectations:
-        return ExportChecks(options.validation)
-    validator = find_validator()
-    expectations = validator.normalize(options.expectations)
-    for expectation in expectations:
-        comparison = FeatureComparison.from_expectation(expectation)
-        # The other group would not be pinned, so the dataset could not be recomputed.
-        if comparison is not None:
-            raise InvalidExpectation(
-                f"{describe(expectation)}: training datasets are not compared with other groups.",
-                hint=f"add the expectation to the feature group of {comparison.column!r}: "
-                "store.update_featuregroup(name, expectations=[...])",
-            )
-    return ExportChecks(options.validation, validator, expectations)
 
 
 def export(
@@ -176,7 +133,6 @@ def export(
     run: InFlight,
     *,
     directory: str,
-    checks: ExportChecks,
     progress: ExportProgress,
     classes: Mapping[int, ClassSplits] | None = None,
 ) -> tuple[Manifest, ValidationReport | None]:
@@ -195,65 +151,74 @@ def export(
         dropped_rows = data.dropped_rows(engine.count(rows.source))
     if dropped_rows:
         progress.begin_phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
-    rows, unlabeled = handle_missing_labels(engine, rows)
+    rows, unlabeled = handle_missing_labels(rows)
     if unlabeled:
         progress.begin_phase(f"compute rows, {unlabeled:,} rows without label dropped")
-    rows, audited = _audit_rows(engine, rows, request, checks)
+    rows, audited = _audit_rows(rows)
     progress.begin_phase("plan shards")
-    plan = plan_shards(engine, rows, request, classes=classes)
-    records = assign_shards_for_records(engine, rows, request, plan, directory)
+    plan = plan_shards(rows, classes=classes)
+    records = assign_shards_for_records(rows, plan, directory)
     # Rows that the engine encodes itself do not pass through Python, where statistics could be
     # counted.
-    shard_statistics = None
-    if records is None:
-        shard_statistics = make_shard_statistics(engine, request, plan)
+    shard_statistics = make_shard_statistics(rows, plan) if records is None else None
     bytes_per_row = request.format.bytes_per_row(plan.layout, ())
     with (
         progress.report_writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row),
-        statistics_while_writing(engine, rows, request, plan, shard_statistics) as statistics,
+        statistics_while_writing(rows, plan, shard_statistics) as statistics,
     ):
         summaries = write_shards(
-            engine,
-            rows,
-            request,
-            plan,
-            directory=directory,
-            statistics=shard_statistics,
-            records=records,
+            rows, plan, directory=directory, statistics=shard_statistics, records=records
         )
+    splits = build_splits(request, plan, summaries)
+    # Nulls were counted by the shard writers, so the warning needs no pass of its own.
+    if data.warn_of_nulls is not None:
+        nulls: Counter[str] = sum((Counter(split.nulls) for split in splits), Counter())
+        data.warn_of_nulls(sum(plan.rows), nulls)
+    missing_labels = _count_missing_labels(rows, splits, unlabeled)
+    check_labels(request, splits, missing_labels, language=data.language)
+    irreproducible = None
+    if audited is not None and audited.quarantined is not None:
+        _write_quarantined(engine, audited.quarantined, directory=directory)
+        # The plan returns the rows before validation, so recomputation would not match the shards.
+        irreproducible = f"failing rows were moved to {QUARANTINE}/"
+    entries = None
+    if request.training.statistics:
+        dataset = request.training.name
+        entries = write_statistics(directory, dataset, request.rule.names, statistics())
     manifest = build_manifest(
         request,
         plan,
         summaries,
+        splits,
         version=run.version,
         run_id=run.run_id,
         provenance=data.provenance,
+        irreproducible=irreproducible,
         dropped_rows=dropped_rows,
-        unlabeled_rows=unlabeled,
+        missing_labels=missing_labels,
+        statistics=entries,
     )
-    # Nulls were counted by the shard writers, so the warning needs no pass of its own.
-    if data.warn_of_nulls is not None:
-        nulls: Counter[str] = sum((Counter(split.nulls) for split in manifest.splits), Counter())
-        data.warn_of_nulls(sum(plan.rows), nulls)
-    if request.missing_labels == WEIGHT_ZERO and len(request.labels) > 1:
-        # Nulls are counted by column, and a row may lack several labels.
-        missing = missing_labels_predicate(engine, request.labels)
-        unlabeled = engine.count(engine.filter(rows.source, missing))
-        manifest = replace(manifest, missing_labels=MissingLabels(WEIGHT_ZERO, unlabeled))
-    check_labels(manifest, request, language=data.language)
-    if audited is not None and audited.quarantined is not None:
-        _write_quarantined(engine, audited.quarantined, directory=directory)
-        # The plan returns the rows before validation, so recomputation would not match the shards.
-        reason = f"failing rows were moved to {QUARANTINE}/"
-        manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
-    if request.statistics:
-        entries = write_statistics(directory, request.name, request.rule.names, statistics())
-        manifest = replace(manifest, statistics=entries)
     if request.transformations:
         progress.begin_phase("fit transformations")
-        entry = fit_transformations(engine, rows, plan.assignment, manifest, directory)
+        entry = fit_transformations(rows, plan.assignment, manifest, directory)
         manifest = replace(manifest, transformations=entry)
     return manifest, None if audited is None else audited.report
+
+
+def _count_missing_labels(
+    rows: HashedRows, splits: Sequence[ManifestSplit], dropped: int
+) -> MissingLabels | None:
+    """Return the policy for rows without label and their number; None if they are refused."""
+    policy, labels = rows.request.training.missing_labels, rows.request.labels
+    if policy == "error":
+        return None
+    if policy != WEIGHT_ZERO:
+        return MissingLabels(policy, dropped)
+    if len(labels) == 1:
+        return MissingLabels(policy, sum(split.nulls.get(labels[0], 0) for split in splits))
+    # Nulls are counted by column, and a row may lack several labels.
+    engine, missing = rows.engine, missing_labels_predicate(rows.engine, labels)
+    return MissingLabels(policy, engine.count(engine.filter(rows.source, missing)))
 
 
 def publish(
@@ -294,29 +259,29 @@ def publish(
     return manifest
 
 
-def _audit_rows(
-    engine: Engine, rows: HashedRows, request: ExportRequest, checks: ExportChecks
-) -> tuple[HashedRows, AuditOutcome | None]:
+def _audit_rows(rows: HashedRows) -> tuple[HashedRows, AuditOutcome | None]:
     """Check the expectations; return the rows to export, and the outcome if rows were checked.
 
     Raises:
         ValidationFailed: An expectation failed under the policy "strict".
     """
-    if not checks.expectations or checks.validation == "off":
+    engine, request = rows.engine, rows.request
+    policy = request.training.validation
+    if not request.expectations or policy == "off":
         return rows, None
-    relation = rows.relation(engine)
+    relation = rows.relation
     outcome = audit(
         relation,
-        spec=Subject(request.name, 0, request.schema),
-        validation=checks.validation,
+        spec=Subject(request.training.name, 0, request.schema),
+        validation=policy,
         engine=engine,
-        expectations=checks.expectations,
-        validator=checks.validator,
+        expectations=request.expectations,
+        validator=request.validator,
     )
     # No row failed, so the hashed relation can be exported without another pass.
     if outcome.good is relation:
         return rows, outcome
-    return HashedRows(outcome.good, None, request), outcome
+    return HashedRows(engine, request, outcome.good), outcome
 
 
 def _write_quarantined(engine: Engine, rows: Relation, *, directory: str) -> None:

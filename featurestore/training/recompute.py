@@ -33,6 +33,7 @@ from featurestore.model.plan import (
     WindowJoin,
     WindowOutput,
 )
+from featurestore.model.requests import TrainingRequest
 from featurestore.model.window_features import stored_fill_value, value_from_json
 from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
@@ -43,12 +44,13 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.export.assignment import SplitRule
 from featurestore.training.export.hashed_rows import handle_missing_labels, hash_rows
-from featurestore.training.export.manifest import build_manifest
-from featurestore.training.export.request import ExportRequest, Provenance
+from featurestore.training.export.manifest import build_manifest, build_splits
+from featurestore.training.export.request import ExportRequest, RowProvenance
 from featurestore.training.export.shard_plan import plan_shards
 from featurestore.training.export.shards import write_shards
 from featurestore.training.reading import dataset_schema
 from featurestore.training.verification import Problem, VerifyReport, verify
+from featurestore.transform.fit import ColumnChain
 
 if TYPE_CHECKING:
     from featurestore.session import Session
@@ -100,43 +102,60 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     request = export_request(manifest)
     rows = os.path.join(staging, "rows")
     hashed = hash_rows(session.engine, frame.relation, request, plan=plan, directory=rows)
-    hashed, _ = handle_missing_labels(session.engine, hashed)
+    hashed, _ = handle_missing_labels(hashed)
     # The shard counts come from the manifest, so that a changed default does not change the shards.
     shards = [len(split.shards) for split in manifest.splits]
-    shard_plan = plan_shards(session.engine, hashed, request, shard_counts=shards)
+    shard_plan = plan_shards(hashed, shard_counts=shards)
     target = os.path.join(staging, "dataset")
     files.make_directory(target)
-    summaries = write_shards(session.engine, hashed, request, shard_plan, directory=target)
+    summaries = write_shards(hashed, shard_plan, directory=target)
     return build_manifest(
-        request, shard_plan, summaries, version=manifest.version, run_id="", provenance=Provenance()
+        request,
+        shard_plan,
+        summaries,
+        build_splits(request, shard_plan, summaries),
+        version=manifest.version,
+        run_id="",
+        provenance=RowProvenance(),
     )
 
 
-def export_request(manifest: Manifest) -> ExportRequest:
-    """Build the export request that a manifest records."""
-    labels = []
-    roles = {}
-    for column in manifest.columns:
-        roles[column.name] = column.role
-        if column.role == "label":
-            labels.append(column.name)
+def export_request(
+    manifest: Manifest,
+    *,
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+    transformations: tuple[ColumnChain, ...] = (),
+    fit_on: str = "train",
+) -> ExportRequest:
+    """Build the export request that a manifest records, with annotations and transformations.
+
+    Every field that determines bytes comes from the manifest, not from current defaults.
+    """
     missing_labels = manifest.missing_labels
-    # Every field that determines bytes comes from the manifest, not from current defaults.
-    return ExportRequest(
+    training = TrainingRequest(
         name=manifest.name,
-        schema=dataset_schema(manifest),
-        labels=tuple(labels),
-        key=manifest.key,
-        roles=roles,
-        rule=SplitRule.from_json(manifest.split_rule),
+        data_format=manifest.data_format,
         seed=manifest.seed,
+        description=description,
+        validation="off",
+        statistics=bool(manifest.statistics),
+        fit_on=fit_on,
+        missing_labels="error" if missing_labels is None else missing_labels.policy,
+    )
+    return ExportRequest(
+        training=training,
+        schema=dataset_schema(manifest),
+        labels=tuple(column.name for column in manifest.columns if column.role == "label"),
+        key=manifest.key,
+        roles={column.name: column.role for column in manifest.columns},
+        rule=SplitRule.from_json(manifest.split_rule),
         format=find_format(manifest.data_format),
         compression=manifest.compression,
-        shards=None,
-        rows_per_shard=None,
         block_rows=manifest.block_rows,
+        tags=tags or {},
+        transformations=transformations,
         max_lengths=manifest.max_lengths,
-        missing_labels="error" if missing_labels is None else missing_labels.policy,
     )
 
 

@@ -340,17 +340,17 @@ def test_write_shards_rows_differing_from_counts_raises(
     hashed = hash_rows(
         engine, relation, request, plan=None, directory=str(Path(empty_store.location, "rows"))
     )
-    plan = plan_shards(engine, hashed, request)
-    summaries = write_shards(engine, hashed, request, plan, directory=directory)
+    plan = plan_shards(hashed)
+    summaries = write_shards(hashed, plan, directory=directory)
     assert sum(summary.shard.rows for summary in summaries) == 200
     changed = engine.sql(
         'select * replace (case when "at" = (select max("at") from t) then __fs_hash + 1 else __fs_hash end '
         "as __fs_hash) from t",
-        tables={"t": hashed.relation(engine)},
+        tables={"t": hashed.relation},
         parameters={},
     )
     with pytest.raises(DatasetDamaged, match="differ from the counted rows"):
-        write_shards(engine, HashedRows(changed, None, request), request, plan, directory=directory)
+        write_shards(HashedRows(engine, request, changed), plan, directory=directory)
 
 
 def test_killed_task_attempt_files_are_removed(empty_store: FeatureStore, example: Example) -> None:
@@ -383,9 +383,11 @@ def test_shard_count_targets_128_mib_in_multiples_of_8(
     empty_store: FeatureStore, rows: int, bytes_per_row: int, expected: int
 ) -> None:
     requested = TrainingRequest(name="d", data_format="parquet")
-    request = check_request(requested, schema=pa.schema([("x", pa.int64())]))
+    schema = pa.schema([("x", pa.int64())])
+    request = check_request(requested, schema=schema)
     assert request.choose_shard_count(rows, bytes_per_row=bytes_per_row) == expected
-    assert replace(request, rows_per_shard=7).choose_shard_count(50, bytes_per_row=1) == 8
+    request = check_request(replace(requested, rows_per_shard=7), schema=schema)
+    assert request.choose_shard_count(50, bytes_per_row=1) == 8
 
 
 def test_digit_images_export_in_every_format(empty_store: FeatureStore) -> None:

@@ -62,6 +62,11 @@ class HashRows:
     seed: int
     with_columns: bool = True
 
+    @classmethod
+    def of(cls, request: ExportRequest, *, with_columns: bool = True) -> HashRows:
+        """Return the function for the rows of an export."""
+        return cls(request.rule, request.key, request.training.seed, with_columns)
+
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the hashed batch."""
         hashes = row_hash(batch, columns=self.key, seed=self.seed)
@@ -112,7 +117,7 @@ class MappedAccumulator(Accumulator[Any, Any]):
 
 @dataclass(frozen=True)
 class HashedRows:
-    """Rows with a hash and a group.
+    """The rows of an export with a hash and a group.
 
     Attributes:
         function: Adds hash and group to batches of ``source``; None if ``source`` contains them.
@@ -122,22 +127,23 @@ class HashedRows:
             Python read these rows and hash them in Python.
     """
 
-    source: Relation
-    function: HashRows | None
+    engine: Engine
     request: ExportRequest
+    source: Relation
+    function: HashRows | None = None
     by_engine: bool = False
     unhashed: Relation | None = None
 
-    def relation(self, engine: Engine) -> Relation:
-        """Return all columns, hash and group included."""
+    @property
+    def relation(self) -> Relation:
+        """All columns, hash and group included."""
         if self.function is None:
             return self.source
         schema = pa.schema([*self.request.schema, *HASH_COLUMNS])
-        return engine.map_batches(self.source, self.function, schema=schema)
+        return self.engine.map_batches(self.source, self.function, schema=schema)
 
     def aggregate(
         self,
-        engine: Engine,
         accumulator: Accumulator[State, Result],
         *,
         columns: Sequence[str] = (),
@@ -147,11 +153,11 @@ class HashedRows:
         """Aggregate hash, group and ``columns`` after applying ``function`` to each batch."""
         rows = self
         if self.unhashed is not None:
-            rows = HashedRows(self.unhashed, _hash_function(self.request), self.request)
-        narrow = rows._select_columns(engine, columns)
+            rows = HashedRows(self.engine, self.request, self.unhashed, HashRows.of(self.request))
+        narrow = rows._select_columns(columns)
         functions: list[BatchFunction] = []
         if rows.function is not None:
-            functions.append(replace(rows.function, with_columns=bool(columns)))
+            functions.append(HashRows.of(self.request, with_columns=bool(columns)))
             if columns:
                 # Batches of an engine may have other physical types than the request.
                 fields = [self.request.schema.field(name) for name in narrow.schema.names]
@@ -159,24 +165,24 @@ class HashedRows:
         if function is not None:
             functions.append(function)
         mapped = MappedAccumulator(FunctionChain(tuple(functions)), accumulator, threads)
-        result: Result = engine.aggregate(narrow, mapped)
+        result: Result = self.engine.aggregate(narrow, mapped)
         return result
 
-    def hashes(self, engine: Engine, *functions: BatchFunction | None) -> Relation:
+    def hashes(self, *functions: BatchFunction | None) -> Relation:
         """Apply functions to the columns hash and group; they must return the same two columns."""
         chained = [function for function in functions if function is not None]
         if self.function is not None:
-            chained.insert(0, replace(self.function, with_columns=False))
-        rows = self._select_columns(engine, ())
-        return engine.map_batches(rows, FunctionChain(tuple(chained)), schema=HASH_COLUMNS)
+            chained.insert(0, HashRows.of(self.request, with_columns=False))
+        rows = self._select_columns(())
+        return self.engine.map_batches(rows, FunctionChain(tuple(chained)), schema=HASH_COLUMNS)
 
-    def map_rows(self, engine: Engine, function: BatchFunction, *, schema: pa.Schema) -> Relation:
+    def map_rows(self, function: BatchFunction, *, schema: pa.Schema) -> Relation:
         """Apply a function to all columns, hash and group included."""
         if self.function is not None:
             function = FunctionChain((self.function, function))
-        return engine.map_batches(self.source, function, schema=schema)
+        return self.engine.map_batches(self.source, function, schema=schema)
 
-    def _select_columns(self, engine: Engine, columns: Iterable[str]) -> Relation:
+    def _select_columns(self, columns: Iterable[str]) -> Relation:
         """Select the source columns that a pass needs."""
         needed = {HASH, GROUP, *columns}
         if self.function is not None:
@@ -184,7 +190,7 @@ class HashedRows:
         names = [name for name in self.source.schema.names if name in needed]
         if names == self.source.schema.names:
             return self.source
-        return engine.select(self.source, dict(zip(names, names, strict=True)))
+        return self.engine.select(self.source, dict(zip(names, names, strict=True)))
 
 
 def hash_rows(
@@ -206,25 +212,25 @@ def hash_rows(
     engine_rows = hash_rows_in_engine(engine, relation, request)
     if engine_rows is not None:
         if is_pinned_group:
-            return HashedRows(engine_rows, None, request, by_engine=True, unhashed=relation)
-        staged = engine.stage(engine_rows, directory)
-        return HashedRows(staged, None, request, by_engine=True)
-    hashed = HashedRows(relation, _hash_function(request), request)
-    hashed_relation = rows = hashed.relation(engine)
+            return HashedRows(engine, request, engine_rows, by_engine=True, unhashed=relation)
+        return HashedRows(engine, request, engine.stage(engine_rows, directory), by_engine=True)
+    hashed = HashedRows(engine, request, relation, HashRows.of(request))
+    hashed_relation = rows = hashed.relation
     if isinstance(engine, HoldsRows):
         rows = engine.hold(hashed_relation)
         if rows is not hashed_relation and not rows.single_use:
-            return HashedRows(rows, None, request)
+            return HashedRows(engine, request, rows)
     # A stream would be consumed by the first pass.
     if is_pinned_group and not relation.single_use:
         return hashed
-    return HashedRows(engine.stage(rows, directory), None, request)
+    return HashedRows(engine, request, engine.stage(rows, directory))
 
 
-def handle_missing_labels(engine: Engine, rows: HashedRows) -> tuple[HashedRows, int]:
+def handle_missing_labels(rows: HashedRows) -> tuple[HashedRows, int]:
     """Drop the rows without label if the policy is "drop"; return the rows and the dropped number."""
-    if rows.request.missing_labels != DROP:
+    if rows.request.training.missing_labels != DROP:
         return rows, 0
+    engine = rows.engine
     missing = missing_labels_predicate(engine, rows.request.labels)
     dropped = engine.count(engine.filter(rows.source, missing))
     if not dropped:
@@ -242,10 +248,6 @@ def missing_labels_predicate(engine: Engine, labels: Sequence[str]) -> str:
     return " OR ".join(f"{name} IS NULL" for name in names)
 
 
-def _hash_function(request: ExportRequest) -> HashRows:
-    return HashRows(request.rule, request.key, request.seed)
-
-
 class Ranges(NamedTuple):
     """Numbered ranges of sortable hashes: all starts but the first, and all numbers."""
 
@@ -257,7 +259,7 @@ def hash_rows_in_engine(
     engine: Engine, relation: Relation, request: ExportRequest
 ) -> Relation | None:
     """Add hash and group to rows by engine functions; return None if the engine cannot."""
-    rule = request.rule
+    rule, seed = request.rule, request.training.seed
     if not isinstance(engine, SupportsRowHashing) or relation.single_use:
         return None
     # Time ranges and classes are assigned by Python functions only.
@@ -270,39 +272,41 @@ def hash_rows_in_engine(
     ranges = _none_if_empty(Ranges(starts, list(range(len(starts) + 1))))
     if ranges is None:
         return None
-    hashed = engine.with_row_hash(relation, request.key, seed=request.seed, name=HASH)
+    hashed = engine.with_row_hash(relation, request.key, seed=seed, name=HASH)
     if hashed is None:
         return None
     # The group is the split here, which a separate hash determines if there is split_by.
     if not rule.split_columns:
         return _add_range_numbers(engine, hashed, HASH, ranges, name=GROUP)
-    split = engine.with_row_hash(hashed, rule.split_columns, seed=request.seed, name=_SPLIT_HASH)
+    split = engine.with_row_hash(hashed, rule.split_columns, seed=seed, name=_SPLIT_HASH)
     if split is None:
         return None
     grouped = _add_range_numbers(engine, split, _SPLIT_HASH, ranges, name=GROUP)
     return _drop_column(engine, grouped, _SPLIT_HASH)
 
 
-def count_in_engine(engine: Engine, hashed: Relation, columns: Sequence[str]) -> HashCounts | None:
+def count_in_engine(rows: HashedRows, columns: Sequence[str]) -> HashCounts | None:
     """Count hashed rows in the engine.
 
     None if the engine cannot count them and the caller must count Arrow batches.
     """
-    if not isinstance(engine, SupportsRowHashing) or hashed.single_use:
+    engine = rows.engine
+    if not isinstance(engine, SupportsRowHashing) or rows.source.single_use:
         return None
-    return engine.count_hashes(hashed, hashes=HASH, group=GROUP, columns=columns)
+    return engine.count_hashes(rows.source, hashes=HASH, group=GROUP, columns=columns)
 
 
 def count_ranges_in_engine(
-    engine: Engine, hashed: Relation, ranges: HashRanges, bits: int
+    rows: HashedRows, ranges: HashRanges, bits: int
 ) -> dict[int, RangeCounts] | None:
     """Count the rows in the ranges of any group in the engine.
 
     None if the engine cannot count them and the caller must count Arrow batches.
     """
-    if not isinstance(engine, SupportsRowHashing) or hashed.single_use:
+    engine = rows.engine
+    if not isinstance(engine, SupportsRowHashing) or rows.source.single_use:
         return None
-    numbered = _add_range_numbers(engine, hashed, HASH, _number_ranges(ranges), name=_INSIDE)
+    numbered = _add_range_numbers(engine, rows.source, HASH, _number_ranges(ranges), name=_INSIDE)
     inside = engine.select(engine.filter(numbered, f"{_INSIDE} = 1"), {HASH: HASH, GROUP: GROUP})
     return count_leading_bits(engine, inside, bits)
 
@@ -318,22 +322,22 @@ def count_leading_bits(
     return counts
 
 
-def assign_shards_in_engine(
-    engine: Engine, hashed: Relation, rule: SplitRule, assignment: Assignment
-) -> Relation | None:
+def assign_shards_in_engine(rows: HashedRows, assignment: Assignment) -> Relation | None:
     """Replace the group of each row by its shard in the engine; shards ascend with the hash.
 
     None if the shard does not depend only on the hash: if ``split_by`` or ``stratify`` determines
     the split, or if a boundary divides rows with the same hash.
     """
-    if not isinstance(engine, SupportsRowHashing) or hashed.single_use:
+    engine, rule = rows.engine, rows.request.rule
+    if not isinstance(engine, SupportsRowHashing) or rows.source.single_use:
         return None
     if not isinstance(rule.rule, FractionSplit) or rule.split_columns or rule.stratify:
         return None
     ranges = _shard_ranges(rule.rule, assignment)
     if ranges is None:
         return None
-    return _drop_column(engine, _add_range_numbers(engine, hashed, HASH, ranges, name=SHARD), GROUP)
+    numbered = _add_range_numbers(engine, rows.source, HASH, ranges, name=SHARD)
+    return _drop_column(engine, numbered, GROUP)
 
 
 def _number_ranges(ranges: HashRanges) -> Ranges:

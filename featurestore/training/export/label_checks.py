@@ -6,7 +6,7 @@ Warnings are issued once for each label, with what to look at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -15,7 +15,7 @@ from featurestore.arrow.repeated_columns import find_repeated, is_almost_unlabel
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DataWarning, FeatureStoreError, InvalidArgument, listing
 from featurestore.model.arguments import warn_caller
-from featurestore.model.manifest import WEIGHT_ZERO, Manifest
+from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit, MissingLabels
 from featurestore.readers.transformed import bytes_label_hint
 from featurestore.statistics import StatisticsState
 from featurestore.training.export.request import ExportRequest
@@ -31,7 +31,13 @@ _DROP_NULLS = {
 }
 
 
-def check_labels(manifest: Manifest, request: ExportRequest, *, language: str | None) -> None:
+def check_labels(
+    request: ExportRequest,
+    splits: Sequence[ManifestSplit],
+    missing_labels: MissingLabels | None,
+    *,
+    language: str | None,
+) -> None:
     """Refuse rows without label, and warn about labels that no model can learn.
 
     Warnings concern datasets without rows, labels with a single class or NaN, labels that are null
@@ -41,31 +47,32 @@ def check_labels(manifest: Manifest, request: ExportRequest, *, language: str | 
     Raises:
         InvalidArgument: A label is null in every row, or in some rows without a policy for them.
     """
-    rows = sum(split.rows for split in manifest.splits)
+    name = request.training.name
+    rows = sum(split.rows for split in splits)
     dropped = 0
-    if manifest.missing_labels is not None and manifest.missing_labels.policy != WEIGHT_ZERO:
-        dropped = manifest.missing_labels.rows
+    if missing_labels is not None and missing_labels.policy != WEIGHT_ZERO:
+        dropped = missing_labels.rows
     if not rows:
         if dropped:
             raise _empty_label_error(listing(request.labels), dropped)
-        warn_caller(f"training dataset {manifest.name!r} has no rows", DataWarning)
+        warn_caller(f"training dataset {name!r} has no rows", DataWarning)
         return
     if is_almost_unlabeled(rows, rows + dropped):
-        _warn_unlabeled(manifest, listing(request.labels), dropped, rows + dropped, "were dropped")
+        _warn_unlabeled(name, listing(request.labels), dropped, rows + dropped, "were dropped")
     for label in request.labels:
-        nulls = sum(split.nulls.get(label, 0) for split in manifest.splits)
+        nulls = sum(split.nulls.get(label, 0) for split in splits)
         if nulls == rows:
             raise _empty_label_error(repr(label), rows)
-        if nulls and request.missing_labels == "error":
+        if nulls and request.training.missing_labels == "error":
             raise _missing_label_error(request, label, f"{nulls:,} of {rows:,} rows", language)
         if is_almost_unlabeled(rows - nulls, rows):
-            _warn_unlabeled(manifest, repr(label), nulls, rows, "have the weight 0")
-        _warn_about_classes(manifest, label)
+            _warn_unlabeled(name, repr(label), nulls, rows, "have the weight 0")
+        _warn_about_classes(request, splits, label)
 
 
-def _warn_unlabeled(manifest: Manifest, label: str, nulls: int, rows: int, result: str) -> None:
+def _warn_unlabeled(dataset: str, label: str, nulls: int, rows: int, result: str) -> None:
     warn_caller(
-        f"the label {label} of training dataset {manifest.name!r} is null in {nulls:,} of {rows:,} "
+        f"the label {label} of training dataset {dataset!r} is null in {nulls:,} of {rows:,} "
         f"rows, which {result}: look at the join that computes it, at the types of its keys, and "
         "at the times of the rows",
         DataWarning,
@@ -117,60 +124,54 @@ def _missing_label_error(
     )
 
 
-def _total_classes(manifest: Manifest, label: str) -> Counter[str]:
-    """Return the row count of each label value, NaN included, over all splits."""
-    totals: Counter[str] = Counter()
-    for split in manifest.splits:
-        totals.update(split.value_counts(label) or {})
-    return totals
-
-
-def _warn_about_classes(manifest: Manifest, label: str) -> None:
+def _warn_about_classes(
+    request: ExportRequest, splits: Sequence[ManifestSplit], label: str
+) -> None:
     """Warn about NaN labels, single classes, and classes that the training split lacks."""
-    kind = type_from_json(manifest.column(label).type)
-    totals = _total_classes(manifest, label)
-    classes = class_values(totals, kind)
+    name, label_type = request.training.name, request.schema.field(label).type
+    totals: Counter[str] = Counter()
+    for split in splits:
+        totals.update(split.value_counts(label) or {})
+    classes = class_values(totals, label_type)
     nan_count = sum(totals.values()) - sum(classes.values())
     if nan_count:
         warn_caller(
-            f"the label {label!r} of training dataset {manifest.name!r} is NaN in {nan_count:,} rows: "
+            f"the label {label!r} of training dataset {name!r} is NaN in {nan_count:,} rows: "
             f"the loss and then the model become NaN; df.dropna(subset=[{label!r}]) "
             "removes them",
             DataWarning,
         )
-    training_split = next(
-        (split for split in manifest.splits if split.name == "train"), manifest.splits[0]
-    )
-    training_classes = class_values(training_split.value_counts(label) or {}, kind)
+    training_split = next((split for split in splits if split.name == "train"), splits[0])
+    training_classes = class_values(training_split.value_counts(label) or {}, label_type)
     if len(training_classes) == 1:
         ((value, rows),) = training_classes.items()
         where = "" if len(classes) == 1 else f" in split {training_split.name!r}"
         warn_caller(
-            f"the label {label!r} of training dataset {manifest.name!r} has a single value{where}: "
+            f"the label {label!r} of training dataset {name!r} has a single value{where}: "
             f"{value} in {sum(classes.values()) if not where else rows:,} rows: look at the "
             "filters, the times and the join that select these rows",
             DataWarning,
         )
-    if not training_classes or pat.is_temporal(kind) or not _are_class_values(classes):
+    if not training_classes or pat.is_temporal(label_type) or not _are_class_values(classes):
         return
-    for split in manifest.splits:
-        split_classes = class_values(split.value_counts(label) or {}, kind)
+    for split in splits:
+        split_classes = class_values(split.value_counts(label) or {}, label_type)
         missing_classes = sorted(value for value in split_classes if value not in training_classes)
         if missing_classes:
             warn_caller(
-                f"the label {label!r} of training dataset {manifest.name!r} has classes in split "
+                f"the label {label!r} of training dataset {name!r} has classes in split "
                 f"{split.name!r} that are missing in the training split: {listing(missing_classes)}; "
                 f"stratify={label!r} divides each class among the splits",
                 DataWarning,
             )
 
 
-def class_values(counts: Mapping[str, int], kind: pa.DataType) -> dict[str, int]:
+def class_values(counts: Mapping[str, int], label_type: pa.DataType) -> dict[str, int]:
     """Return the counts of classes: all label values, except the NaN of a floating-point type."""
     return {
         value: count
         for value, count in counts.items()
-        if not (value == "nan" and pat.is_floating(kind))
+        if not (value == "nan" and pat.is_floating(label_type))
     }
 
 
@@ -194,7 +195,7 @@ def find_repeated_labels(state: StatisticsState) -> dict[str, dict[str, str]]:
     features, labels = {}, {}
     for column in state.columns:
         # The sample has only the lengths of binary values and lists.
-        if column.kind in ("binary", "list", "struct"):
+        if column.value_kind in ("binary", "list", "struct"):
             continue
         if column.role == "label":
             labels[column.name] = rows.column(column.name)

@@ -17,7 +17,6 @@ import pyarrow as pa
 from featurestore.arrow.schemas import type_to_json
 from featurestore.ingest import open_relation, peek_language
 from featurestore.model.manifest import (
-    WEIGHT_ZERO,
     Manifest,
     ManifestColumn,
     ManifestFile,
@@ -34,7 +33,7 @@ from featurestore.training.export.profiles import ProfileAccumulator
 from featurestore.training.export.request import (
     DEFAULT_BLOCK_ROWS,
     ExportRequest,
-    Provenance,
+    RowProvenance,
     refuse_untyped_columns,
 )
 from featurestore.training.export.shard_plan import ShardPlan
@@ -47,31 +46,29 @@ def build_manifest(
     request: ExportRequest,
     plan: ShardPlan,
     summaries: Sequence[ShardSummary],
+    splits: tuple[ManifestSplit, ...],
     *,
     version: int,
     run_id: str,
-    provenance: Provenance,
+    provenance: RowProvenance,
+    irreproducible: str | None = None,
     dropped_rows: int | None = None,
-    unlabeled_rows: int = 0,
+    missing_labels: MissingLabels | None = None,
+    statistics: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Build the manifest of a dataset from the summaries of its shards.
+    """Build the manifest of a dataset from its splits and the summaries of its shards.
 
-    ``unlabeled_rows`` were dropped, because they lack a label.
+    ``irreproducible`` is the reason why running the plan again does not reproduce the rows.
     """
-    splits = _splits(request, plan, summaries)
-    missing_labels = None
-    if request.missing_labels != "error":
-        if request.missing_labels == WEIGHT_ZERO:
-            unlabeled_rows = sum(split.nulls.get(request.labels[0], 0) for split in splits)
-        missing_labels = MissingLabels(request.missing_labels, unlabeled_rows)
+    training, reason = request.training, irreproducible or provenance.irreproducible
     written_files: list[WrittenFile] = []
     for summary in summaries:
         written_files += [summary.shard.file, *summary.shard.sidecars]
     return Manifest(
-        name=request.name,
+        name=training.name,
         version=version,
         data_format=request.format.name,
-        seed=request.seed,
+        seed=training.seed,
         key=request.key,
         split_rule=request.rule.to_json(),
         block_rows=request.block_rows,
@@ -83,9 +80,9 @@ def build_manifest(
         plan=provenance.plan,
         plan_hash=provenance.plan_hash,
         sources=provenance.sources,
-        reproducible=provenance.reproducible,
-        reproducible_reason=provenance.reproducible_reason,
-        description=request.description,
+        reproducible=reason is None,
+        reproducible_reason=reason,
+        description=training.description,
         tags=request.tags,
         created=utc_now().isoformat(),
         run_id=run_id,
@@ -97,6 +94,7 @@ def build_manifest(
         reads=tuple(read.to_json() for read in provenance.reads),
         max_lengths=request.max_lengths,
         missing_labels=missing_labels,
+        statistics=statistics or {},
     )
 
 
@@ -161,7 +159,7 @@ def _columns(
     return tuple(columns)
 
 
-def _splits(
+def build_splits(
     request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
 ) -> tuple[ManifestSplit, ...]:
     """Build the manifest entries of the splits, with their null and label counts."""

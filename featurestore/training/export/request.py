@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.untyped import format_sql_casts, format_typing_lines, refuse_untyped
-from featurestore.errors import InvalidArgument, did_you_mean, listing
+from featurestore.errors import InvalidArgument, InvalidExpectation, did_you_mean, listing
 from featurestore.external import LiveSource, find_live_sources, take_snapshot
 from featurestore.external.groups import get_external_rows
 from featurestore.ingest import peek_language, to_relation
 from featurestore.model import display
-from featurestore.model.featuregroup import check_tags, normalize_tags
+from featurestore.model.featuregroup import VALIDATION_POLICIES, check_tags, normalize_tags
 from featurestore.model.manifest import DROP, MISSING_LABELS
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
@@ -26,8 +26,10 @@ from featurestore.model.requests import TimeSplit, TrainingRequest
 from featurestore.model.roles import Role, RoleRequest, assign_roles
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
+from featurestore.model.validation import FeatureComparison, describe
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import DatasetFormat, find_format
+from featurestore.plugins.validator import Validator, find_validator
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.labels import refuse_times_out_of_range
@@ -46,29 +48,27 @@ DEFAULT_BLOCK_ROWS = 1024
 SHARD_BYTES = 128 * 1024 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """A validated export request, whose names, rules and columns match the data schema."""
+    """A training request with what its arguments mean for the columns of the data.
 
-    name: str
+    ``expectations`` are normalized by ``validator``, which is None if there are none.
+    """
+
+    training: TrainingRequest
     schema: pa.Schema
     labels: tuple[str, ...]
     key: tuple[str, ...]
     roles: Mapping[str, Role]
     rule: SplitRule
-    seed: int
     format: DatasetFormat
     compression: str | None
-    shards: int | None
-    rows_per_shard: int | None
     block_rows: int
-    statistics: bool = True
-    description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     transformations: tuple[ColumnChain, ...] = ()
-    fit_on: str = "train"
     max_lengths: Mapping[str, int] = field(default_factory=dict)
-    missing_labels: str = "error"
+    validator: Validator | None = None
+    expectations: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,10 +81,10 @@ class ExportRequest:
         By default, shards have about 128 MiB. Their number is a multiple of 8, unless shards would
         then have less than one block.
         """
-        if self.shards is not None:
-            return self.shards
-        if self.rows_per_shard is not None:
-            return max(1, -(-rows // self.rows_per_shard))
+        if self.training.shards is not None:
+            return self.training.shards
+        if self.training.rows_per_shard is not None:
+            return max(1, -(-rows // self.training.rows_per_shard))
         shard_count = max(1, round(rows * bytes_per_row / SHARD_BYTES))
         # A multiple of 8 divides evenly among 2, 4 or 8 workers.
         rounded_count = -(-shard_count // 8) * 8
@@ -94,39 +94,43 @@ class ExportRequest:
 
 
 def check_request(
-    options: TrainingRequest,
+    training: TrainingRequest,
     *,
     schema: pa.Schema,
     known_roles: RoleRequest | None = None,
     default_key: Sequence[str] = (),
 ) -> ExportRequest:
-    """Check the options and return the export request; raise an error for the first invalid option.
+    """Check the arguments of a training dataset; raise an error for the first invalid one.
 
     Args:
-        options: The arguments of ``create_training_dataset``.
+        training: The arguments of ``create_training_dataset``.
         schema: The schema of the data.
         known_roles: The column roles that the data determines.
         default_key: The columns that identify a row if the caller does not specify a key.
     """
-    check_name(options.name, noun="training dataset")
+    check_name(training.name, noun="training dataset")
     check_feature_names(schema.names)
-    labels = to_column_names(options.label)
+    labels = to_column_names(training.label)
     check_columns(labels, schema=schema, argument="label")
-    keys = to_column_names(options.key) or tuple(default_key)
+    keys = to_column_names(training.key) or tuple(default_key)
     check_columns(keys, schema=schema, argument="key")
     if not schema.names:
         raise InvalidArgument("The data has no columns.")
-    dataset_format = find_format(options.data_format)
+    dataset_format = find_format(training.data_format)
     # Formats name their codecs in upper case; pyarrow and polars use lower case.
-    compression = None if options.compression is None else options.compression.upper()
+    compression = None if training.compression is None else training.compression.upper()
     dataset_format.check(schema, compression=compression)
     rule = build_split_rule(
-        options.splits, split_by=options.split_by, stratify=options.stratify, schema=schema
+        training.splits, split_by=training.split_by, stratify=training.stratify, schema=schema
     )
-    _check_numbers(options)
-    roles = assign_roles(schema, _resolve_roles(options, schema, known_roles or RoleRequest()))
+    _check_numbers(training)
+    roles = assign_roles(schema, _resolve_roles(training, schema, known_roles or RoleRequest()))
     transformations = check_transformations(
-        options.transformations or {}, schema, roles=roles, fit_on=options.fit_on, splits=rule.names
+        training.transformations or {},
+        schema,
+        roles=roles,
+        fit_on=training.fit_on,
+        splits=rule.names,
     )
     refuse_timestamp_inputs(
         {field.name: field.type for field in schema if roles[field.name] == "feature"},
@@ -134,34 +138,61 @@ def check_request(
         time=next((name for name, role in roles.items() if role == "time"), None),
         without="exclude",
     )
-    tags = normalize_tags(options.tags)
+    tags = normalize_tags(training.tags)
     check_tags(tags)
+    max_lengths = check_max_lengths(training.max_lengths or {}, schema)
+    _check_missing_labels(training.missing_labels, labels)
+    validator, expectations = _parse_expectations(training)
     return ExportRequest(
-        name=options.name,
+        training=training,
         schema=schema,
         labels=labels,
         # Without a key, all columns identify a row; equal rows are interchangeable.
         key=keys or tuple(schema.names),
         roles=roles,
         rule=rule,
-        seed=options.seed,
         format=dataset_format,
         compression=compression,
-        shards=options.shards,
-        rows_per_shard=options.rows_per_shard,
-        block_rows=options.block_rows or DEFAULT_BLOCK_ROWS,
-        statistics=options.statistics,
-        description=options.description,
+        block_rows=training.block_rows or DEFAULT_BLOCK_ROWS,
         tags=tags,
         transformations=transformations,
-        fit_on=options.fit_on,
-        max_lengths=check_max_lengths(options.max_lengths or {}, schema),
-        missing_labels=_check_missing_labels(options.missing_labels, labels),
+        max_lengths=max_lengths,
+        validator=validator,
+        expectations=expectations,
     )
 
 
-def _check_missing_labels(policy: str, labels: Sequence[str]) -> str:
-    """Return the policy for rows without label, after checking it."""
+def _parse_expectations(
+    training: TrainingRequest,
+) -> tuple[Validator | None, tuple[Mapping[str, Any], ...]]:
+    """Return the validator and the normalized expectations.
+
+    Raises:
+        InvalidArgument: The policy does not exist.
+        InvalidExpectation: An expectation does not exist, or lacks arguments.
+    """
+    if training.validation not in VALIDATION_POLICIES:
+        raise InvalidArgument(
+            f"Unknown validation policy {training.validation!r}.",
+            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
+        )
+    if not training.expectations:
+        return None, ()
+    validator = find_validator()
+    expectations = validator.normalize(training.expectations)
+    for expectation in expectations:
+        comparison = FeatureComparison.from_expectation(expectation)
+        # The other group would not be pinned, so the dataset could not be recomputed.
+        if comparison is not None:
+            raise InvalidExpectation(
+                f"{describe(expectation)}: training datasets are not compared with other groups.",
+                hint=f"add the expectation to the feature group of {comparison.column!r}: "
+                "store.update_featuregroup(name, expectations=[...])",
+            )
+    return validator, expectations
+
+
+def _check_missing_labels(policy: str, labels: Sequence[str]) -> None:
     if policy not in MISSING_LABELS:
         raise InvalidArgument(
             f"missing_labels={policy!r} is not one of {listing(MISSING_LABELS)}.",
@@ -173,19 +204,18 @@ def _check_missing_labels(policy: str, labels: Sequence[str]) -> str:
             f"missing_labels={policy!r} needs a label.",
             hint="create_training_dataset(..., label='column')",
         )
-    return policy
 
 
-def _check_numbers(options: TrainingRequest) -> None:
+def _check_numbers(training: TrainingRequest) -> None:
     for argument in ("shards", "rows_per_shard", "block_rows"):
-        value = getattr(options, argument)
+        value = getattr(training, argument)
         if value is not None and not (_is_integer(value) and value >= 1):
             raise InvalidArgument(f"{argument}={value!r} is not a positive integer.")
-    if options.shards is not None and options.rows_per_shard is not None:
+    if training.shards is not None and training.rows_per_shard is not None:
         raise InvalidArgument("shards and rows_per_shard cannot be combined.", hint="pass only one")
-    if not (_is_integer(options.seed) and 0 <= options.seed < 2**64):
+    if not (_is_integer(training.seed) and 0 <= training.seed < 2**64):
         raise InvalidArgument(
-            f"seed={options.seed!r} is not a seed.",
+            f"seed={training.seed!r} is not a seed.",
             hint="seeds are integers from 0 to 2**64 - 1",
         )
 
@@ -196,15 +226,15 @@ def _is_integer(value: object) -> bool:
 
 
 def _resolve_roles(
-    options: TrainingRequest, schema: pa.Schema, known_roles: RoleRequest
+    training: TrainingRequest, schema: pa.Schema, known_roles: RoleRequest
 ) -> RoleRequest:
     """Combine the column roles of the data and the caller, and check that all columns exist."""
-    weights = to_column_names(options.weight)
+    weights = to_column_names(training.weight)
     if len(weights) > 1:
         raise InvalidArgument(
-            f"weight={options.weight!r} is not a single column.", hint="weight='column'"
+            f"weight={training.weight!r} is not a single column.", hint="weight='column'"
         )
-    features, exclude = to_column_names(options.features), to_column_names(options.exclude)
+    features, exclude = to_column_names(training.features), to_column_names(training.exclude)
     for argument, names in (("features", features), ("exclude", exclude), ("weight", weights)):
         check_columns(names, schema=schema, argument=argument)
     for name in weights:
@@ -212,13 +242,13 @@ def _resolve_roles(
         if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
             raise InvalidArgument(f"weight={name!r} has type {kind}; weights must be numbers.")
     split_time = None
-    if isinstance(options.splits, TimeSplit):
-        split_time = options.splits.column
+    if isinstance(training.splits, TimeSplit):
+        split_time = training.splits.column
     return replace(
         known_roles,
-        labels=to_column_names(options.label),
+        labels=to_column_names(training.label),
         weight=next(iter(weights), None),
-        declared_keys=to_column_names(options.key),
+        declared_keys=to_column_names(training.key),
         features=features,
         exclude=exclude,
         split_time=split_time,
@@ -236,7 +266,7 @@ class ExportData:
 
     relation: Callable[[], Relation]
     schema: pa.Schema
-    provenance: Provenance
+    provenance: RowProvenance
     plan: FeaturePlan | None = None
     key: tuple[str, ...] = ()
     roles: RoleRequest = field(default_factory=RoleRequest)
@@ -253,18 +283,17 @@ class ExportData:
 
 
 @dataclass(frozen=True)
-class Provenance:
+class RowProvenance:
     """The provenance of rows, which the manifest records.
 
-    It contains the plan, its sources, and whether running the plan again reproduces the rows.
-    ``reads`` grows while rows are read from registered sources.
+    It contains the plan, its sources, and why running the plan again may not reproduce the rows,
+    if so. ``reads`` grows while rows are read from registered sources.
     """
 
     plan: Mapping[str, Any] | None = None
     plan_hash: str | None = None
     sources: tuple[Mapping[str, Any], ...] = ()
-    reproducible: bool = True
-    reproducible_reason: str | None = None
+    irreproducible: str | None = None
     view: Mapping[str, Any] | None = None
     reads: Sequence[SourceRead] = ()
 
@@ -289,7 +318,7 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
     if isinstance(data, FeatureFrame) and data.reads is not None:
         reason = "the data was read from a source without a stored snapshot"
         reads = data.reads
-    provenance = Provenance(reproducible=False, reproducible_reason=reason, reads=reads)
+    provenance = RowProvenance(irreproducible=reason, reads=reads)
     return ExportData(lambda: relation, relation.schema, provenance, language=language)
 
 
@@ -344,16 +373,14 @@ def _planned_data(
     # Rows of one entity differ in time, so the time is part of the key.
     if time is not None and time not in key:
         key = (*key, time)
-    reason = _irreproducibility_reason(frame, plan)
     view = None
     if frame.view is not None:
         view = {"name": frame.view[0], "version": frame.view[1]}
-    provenance = Provenance(
+    provenance = RowProvenance(
         plan=plan.to_json(),
         plan_hash=plan.hash,
         sources=tuple(source.to_json() for source in _distinct_sources(plan)),
-        reproducible=reason is None,
-        reproducible_reason=reason,
+        irreproducible=_irreproducibility_reason(frame, plan),
         view=view,
         # Pass an empty list too, since it may grow while the rows are read.
         reads=reads if frame.reads is None else SourceReads(frame.reads, reads),

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.errors import InvalidArgument, InvalidSplit
-from featurestore.plugins.engine import Accumulator, BatchFunction, Engine
+from featurestore.plugins.engine import Accumulator, BatchFunction
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
 from featurestore.plugins.native import SupportsRowHashing
 from featurestore.training.export.assignment import (
@@ -142,9 +142,7 @@ class ClassToSplit:
 
 
 def plan_shards(
-    engine: Engine,
     rows: HashedRows,
-    request: ExportRequest,
     *,
     shard_counts: Sequence[int] | None = None,
     classes: Mapping[int, ClassSplits] | None = None,
@@ -154,18 +152,17 @@ def plan_shards(
     ``shard_counts`` sets the number of shards of each split, and ``classes`` the splits of each class
     of a rule with ``stratify``. Only columns whose values determine the layout are read.
     """
-    counts = _count_rows(engine, rows, request)
+    request = rows.request
+    counts = _count_rows(rows)
     uncovered = 0
     split_classes = None
     if request.rule.stratify:
         if classes is None:
-            classes = _split_classes(engine, rows, counts)
+            classes = _split_classes(rows, counts)
         split_classes = ClassToSplit(classes)
         # Splits of a class are only known after the classes are counted, so rows are counted again
         # by split.
-        counts = _count_rows(
-            engine, rows, request, function=split_classes, profiles=counts.profiles
-        )
+        counts = _count_rows(rows, function=split_classes, profiles=counts.profiles)
     else:
         uncovered = counts.rows(UNCOVERED)
     # All splits of one export are counted in the same pass, with the split as the group.
@@ -176,7 +173,7 @@ def plan_shards(
         tuple(equal_sizes(total, shards))
         for total, shards in zip(split_rows, shard_counts, strict=True)
     ]
-    boundaries = _find_shard_boundaries(engine, rows, counts, shard_rows, split_classes)
+    boundaries = _find_shard_boundaries(rows, counts, shard_rows, split_classes)
     first_shard = accumulate(shard_counts[:-1], initial=0)
     return ShardPlan(
         rows=split_rows,
@@ -189,9 +186,7 @@ def plan_shards(
 
 
 def _count_rows(
-    engine: Engine,
     rows: HashedRows,
-    request: ExportRequest,
     *,
     function: ClassToSplit | None = None,
     profiles: tuple[ColumnProfile, ...] | None = None,
@@ -201,6 +196,7 @@ def _count_rows(
     ``function`` is applied to the batches first, if any. If ``profiles`` is passed, no profiles are
     computed.
     """
+    request = rows.request
     bits = _BITS
     if request.rule.stratify:
         bits = _CLASS_BITS
@@ -208,7 +204,7 @@ def _count_rows(
     if profiles is None:
         columns = _columns_to_profile(request)
     if rows.by_engine:
-        counts = count_in_engine(engine, rows.source, columns)
+        counts = count_in_engine(rows, columns)
         if counts is not None:
             counted_profiles = profiles or counts.profiles
             return _build_counts(
@@ -222,7 +218,7 @@ def _count_rows(
         HistogramAccumulator(bits), HashSumAccumulator(), ProfileAccumulator(columns)
     )
     histograms, sums, counted_profiles = rows.aggregate(
-        engine, accumulator, columns=columns, function=function
+        accumulator, columns=columns, function=function
     )
     return _build_counts(request, histograms, sums, profiles or counted_profiles, bits)
 
@@ -285,7 +281,7 @@ def _plan_layout(
     return layout, shard_counts
 
 
-def _split_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
+def _split_classes(rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
     """Find the first hash of each split of each class: the hash of the row with that rank."""
     rule = rows.request.rule
     if len(counts.histograms) > MAX_CLASSES:
@@ -302,7 +298,7 @@ def _split_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int
         # Boundaries at the ends need no search: a split there is empty or complete.
         inner[group] = [end for end in ends[group] if 0 < end < total]
     search = BoundarySearch.from_histograms(counts.histograms, inner, bits=counts.bits)
-    boundaries = find_boundaries(engine, rows, search)
+    boundaries = find_boundaries(rows, search)
     splits_by_class = {}
     for group in counts.histograms:
         boundaries_by_rank = dict(zip(inner[group], boundaries.get(group, ()), strict=True))
@@ -327,7 +323,6 @@ def _find_split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
 
 
 def _find_shard_boundaries(
-    engine: Engine,
     rows: HashedRows,
     counts: Counts,
     shard_rows: Sequence[Sequence[int]],
@@ -342,12 +337,11 @@ def _find_shard_boundaries(
         ends = list(accumulate(sizes))
         inner[split] = [end for end in ends[:-1] if end < ends[-1]]
     search = BoundarySearch.from_histograms(counts.histograms, inner, bits=counts.bits)
-    boundaries = find_boundaries(engine, rows, search, function=split_classes)
+    boundaries = find_boundaries(rows, search, function=split_classes)
     return tuple(tuple(boundaries.get(split, ())) for split in range(len(shard_rows)))
 
 
 def find_boundaries(
-    engine: Engine,
     rows: HashedRows,
     search: BoundarySearch,
     *,
@@ -359,26 +353,25 @@ def find_boundaries(
     """
     while not search.is_complete:
         bits = search.next_bits(MAX_COUNTS)
-        counts = _range_counts(engine, rows, search.ranges, bits, function)
+        counts = _range_counts(rows, search.ranges, bits, function)
         search = search.narrow(counts, bits)
     return search.boundaries()
 
 
 def _range_counts(
-    engine: Engine,
     rows: HashedRows,
     ranges: HashRanges,
     bits: int,
     function: BatchFunction | None,
 ) -> dict[int, RangeCounts]:
     """Count the rows in hash ranges by the leading bits of their hash."""
-    inside = RowsInRanges(ranges, bits)
+    inside, engine = RowsInRanges(ranges, bits), rows.engine
     counts = None
     if rows.by_engine:
-        counts = count_ranges_in_engine(engine, rows.source, ranges, bits)
+        counts = count_ranges_in_engine(rows, ranges, bits)
     elif bits < HASH_BITS and isinstance(engine, SupportsRowHashing):
         # With an accumulator, each state would hold as many counts as the result.
-        counts = count_leading_bits(engine, rows.hashes(engine, function, inside), bits)
+        counts = count_leading_bits(engine, rows.hashes(function, inside), bits)
     if counts is None:
-        counts = rows.aggregate(engine, RangeAccumulator(inside), function=function)
+        counts = rows.aggregate(RangeAccumulator(inside), function=function)
     return counts

@@ -19,7 +19,7 @@ from featurestore.arrow.batches import select_rows
 from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged
 from featurestore.hashing import canonical_bytes
-from featurestore.plugins.engine import Engine, HoldsRows, Relation
+from featurestore.plugins.engine import HoldsRows, Relation
 from featurestore.plugins.format import DatasetFormat, Layout, ShardFolder, WrittenShard
 from featurestore.plugins.native import (
     DescribesRecords,
@@ -73,9 +73,7 @@ class PlannedShard:
 
 
 def write_shards(
-    engine: Engine,
     rows: HashedRows,
-    request: ExportRequest,
     plan: ShardPlan,
     *,
     directory: str,
@@ -87,20 +85,23 @@ def write_shards(
     Empty shards are written in this process. ``statistics`` counts the rows while they are written.
     ``records`` are the rows if the engine writes the shards itself.
     """
+    request = rows.request
     shards = planned_shards(request, plan)
+    holds_rows = isinstance(rows.engine, HoldsRows)
     writer = ShardWriter(
-        directory, request.format, plan.layout, shards, request.columns, request.labels
+        directory,
+        request.format,
+        plan.layout,
+        shards,
+        request.columns,
+        request.labels,
+        counting=None if statistics is None else statistics.counting,
+        collect=statistics.add if statistics is not None and holds_rows else None,
     )
-    if statistics is not None:
-        writer = replace(writer, counting=statistics.counting)
-        if isinstance(engine, HoldsRows):
-            writer = replace(writer, collect=statistics.add)
     if records is not None:
-        summaries_by_number = _write_records(
-            engine, records, request, plan, shards, directory=directory
-        )
+        summaries_by_number = _write_records(rows, records, plan, shards, directory=directory)
     else:
-        summaries_by_number = _write_by_function(engine, rows, request, plan, writer)
+        summaries_by_number = _write_by_function(rows, plan, writer)
     summaries = []
     for number in range(len(shards)):
         # Empty shards receive no batches from the engine, but every planned file must exist.
@@ -148,18 +149,18 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
 
 
 def _write_by_function(
-    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, writer: ShardWriter
+    rows: HashedRows, plan: ShardPlan, writer: ShardWriter
 ) -> dict[int, ShardSummary]:
     """Write nonempty shards by a function that runs inside the engine; return their summaries."""
     assigned = None
     if rows.by_engine:
-        assigned = assign_shards_in_engine(engine, rows.source, request.rule, plan.assignment)
+        assigned = assign_shards_in_engine(rows, plan.assignment)
     shard_ascends = assigned is not None  # by hash, over all splits
     if assigned is None:
-        fields = [*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())]
-        assigned = rows.map_rows(engine, plan.assignment, schema=pa.schema(fields))
+        fields = [*rows.request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())]
+        assigned = rows.map_rows(plan.assignment, schema=pa.schema(fields))
     return dict(
-        engine.write_shards(
+        rows.engine.write_shards(
             assigned,
             shard=SHARD,
             shard_count=len(writer.shards),
@@ -408,33 +409,32 @@ def _concatenate_sorted(
     return select_rows(batch, index)
 
 
-def assign_shards_for_records(
-    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, directory: str
-) -> Relation | None:
+def assign_shards_for_records(rows: HashedRows, plan: ShardPlan, directory: str) -> Relation | None:
     """Assign shards to rows that the engine writes; return None if the engine cannot write them.
 
     Shard numbers ascend with the hash.
     """
+    engine = rows.engine
     if not rows.by_engine or not isinstance(engine, WritesRecords):
         return None
-    if _record_plan(request, plan) is None:
+    if _record_plan(rows.request, plan) is None:
         return None
-    assigned = assign_shards_in_engine(engine, rows.source, request.rule, plan.assignment)
+    assigned = assign_shards_in_engine(rows, plan.assignment)
     if assigned is None or not engine.can_write_records(assigned.schema, directory):
         return None
     return assigned
 
 
 def _write_records(
-    engine: Engine,
+    rows: HashedRows,
     assigned: Relation,
-    request: ExportRequest,
     plan: ShardPlan,
     shards: Sequence[PlannedShard],
     *,
     directory: str,
 ) -> dict[int, ShardSummary]:
     """Let the engine write the nonempty shards, and return their summaries."""
+    engine, request = rows.engine, rows.request
     records = _record_plan(request, plan)
     if records is None or not isinstance(engine, WritesRecords):
         raise TypeError("the engine cannot write these records")

@@ -20,7 +20,7 @@ from featurestore.errors import listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import Manifest
 from featurestore.model.threads import independent_tasks
-from featurestore.plugins.engine import Accumulator, Engine, HoldsRows
+from featurestore.plugins.engine import Accumulator, HoldsRows
 from featurestore.statistics import (
     ColumnStatistics,
     Statistics,
@@ -178,47 +178,36 @@ class ShardStatistics:
             self._next[split] += 1
 
 
-def make_shard_statistics(
-    engine: Engine, request: ExportRequest, plan: ShardPlan
-) -> ShardStatistics | None:
+def make_shard_statistics(rows: HashedRows, plan: ShardPlan) -> ShardStatistics | None:
     """Create the statistics to compute while shards are written; None if a separate pass is better.
 
     A separate pass is better for small shards, since a small batch needs as many calls as a large
     one. It is also better for many shards on executors, since all states are in memory at once.
     """
-    if not request.statistics:
+    if not rows.request.training.statistics:
         return None
     shards = sum(map(len, plan.shard_rows))
-    if shards > _MAX_RETURNED_SHARDS and not isinstance(engine, HoldsRows):
+    if shards > _MAX_RETURNED_SHARDS and not isinstance(rows.engine, HoldsRows):
         return None
     if sum(plan.rows) < shards * _MIN_SHARD_ROWS:
         return None
-    return ShardStatistics(request, plan)
+    return ShardStatistics(rows.request, plan)
 
 
 def split_states(
-    engine: Engine,
-    rows: HashedRows,
-    request: ExportRequest,
-    plan: ShardPlan,
-    shard_statistics: ShardStatistics | None,
+    rows: HashedRows, plan: ShardPlan, shard_statistics: ShardStatistics | None
 ) -> list[StatisticsState]:
     """Return the statistics of each split from the shard writers, or else from a separate pass."""
     if shard_statistics is None:
-        return count_splits(engine, rows, request, plan)
+        return count_splits(rows, plan)
     states = shard_statistics.states()
     if states is None:
-        states = count_splits(engine, rows, request, plan, with_copies=True)
+        states = count_splits(rows, plan, with_copies=True)
     return states
 
 
 def count_splits(
-    engine: Engine,
-    rows: HashedRows,
-    request: ExportRequest,
-    plan: ShardPlan,
-    *,
-    with_copies: bool = False,
+    rows: HashedRows, plan: ShardPlan, *, with_copies: bool = False
 ) -> list[StatisticsState]:
     """Compute the statistics of each split in one pass.
 
@@ -226,25 +215,23 @@ def count_splits(
     duplicates make a sample too small, rows are counted again without a bound on the sample.
     ``with_copies`` skips the bounded pass.
     """
+    request = rows.request
     if not with_copies:
         bounded = _bounded_accumulators(request, plan)
-        states = _aggregate_splits(engine, rows, plan, bounded)
+        states = _aggregate_splits(rows, plan, bounded)
         if not any(is_sample_short(bounded[split], state) for split, state in states.items()):
             return _fill_missing_states(states, bounded)
     unbounded = statistics_accumulator(request.schema, roles=request.roles)
     accumulators = (unbounded,) * len(plan.rows)
-    return _fill_missing_states(_aggregate_splits(engine, rows, plan, accumulators), accumulators)
+    return _fill_missing_states(_aggregate_splits(rows, plan, accumulators), accumulators)
 
 
 def _aggregate_splits(
-    engine: Engine,
-    rows: HashedRows,
-    plan: ShardPlan,
-    accumulators: tuple[StatisticsAccumulator, ...],
+    rows: HashedRows, plan: ShardPlan, accumulators: tuple[StatisticsAccumulator, ...]
 ) -> SplitStates:
     accumulator = SplitAccumulator(plan.assignment, dict(enumerate(accumulators)))
     columns = rows.request.columns
-    return rows.aggregate(engine, accumulator, columns=columns, threads=accumulator.threads)
+    return rows.aggregate(accumulator, columns=columns, threads=accumulator.threads)
 
 
 def _bounded_accumulators(
@@ -280,11 +267,7 @@ class EncodedStatistics:
 
 @contextmanager
 def statistics_while_writing(
-    engine: Engine,
-    rows: HashedRows,
-    request: ExportRequest,
-    plan: ShardPlan,
-    shard_statistics: ShardStatistics | None,
+    rows: HashedRows, plan: ShardPlan, shard_statistics: ShardStatistics | None
 ) -> Iterator[Callable[[], list[EncodedStatistics]]]:
     """Yield a function that returns the statistics of each split, to be called after the block.
 
@@ -292,12 +275,13 @@ def statistics_while_writing(
     process, because the writers leave processors idle: they wait for the disk, and the last shards
     have fewer writers than processors.
     """
+    training = rows.request.training
 
     def compute() -> list[EncodedStatistics]:
-        states = split_states(engine, rows, request, plan, shard_statistics)
+        states = split_states(rows, plan, shard_statistics)
         encoded = []
-        for split, state in zip(request.rule.names, states, strict=True):
-            statistics = finish(state, source={"training_dataset": request.name, "split": split})
+        for split, state in zip(rows.request.rule.names, states, strict=True):
+            statistics = finish(state, source={"training_dataset": training.name, "split": split})
             sample = rows_to_bytes(select_cluster_rows(state))
             repeated_labels = find_repeated_labels(state)
             encoded.append(
@@ -305,8 +289,8 @@ def statistics_while_writing(
             )
         return encoded
 
-    needs_pass = request.statistics and shard_statistics is None
-    if not needs_pass or not isinstance(engine, HoldsRows):
+    needs_pass = training.statistics and shard_statistics is None
+    if not needs_pass or not isinstance(rows.engine, HoldsRows):
         yield compute
         return
     with independent_tasks(1, "featurestore-statistics") as pool:
@@ -364,30 +348,26 @@ def _manifest_entry(directory: str, path: str) -> dict[str, Any]:
 
 
 def fit_transformations(
-    engine: Engine,
-    rows: HashedRows,
-    assignment: Assignment,
-    manifest: Manifest,
-    directory: str,
+    rows: HashedRows, assignment: Assignment, manifest: Manifest, directory: str
 ) -> dict[str, str]:
     """Fit the transformations of an export, write their file and return its manifest entry."""
-    request = rows.request
-    split = request.rule.names.index(request.fit_on)
+    request, fit_on = rows.request, rows.request.training.fit_on
+    split = request.rule.names.index(fit_on)
 
     def count_values(names: Sequence[str]) -> dict[str, ColumnState]:
         counts = ValueCounts(tuple(names))
         # Only the split to fit on is counted, so that no other split influences the
         # transformations.
         accumulator = SplitAccumulator(assignment, {split: counts})
-        states = rows.aggregate(engine, accumulator, columns=names, threads=accumulator.threads)
+        states = rows.aggregate(accumulator, columns=names, threads=accumulator.threads)
         return states.get(split) or counts.finish(counts.start())
 
-    statistics = statistics_by_column(directory, manifest, request.fit_on)
+    statistics = statistics_by_column(directory, manifest, fit_on)
     fitted = Transformations(
         dataset=manifest.name,
         version=manifest.version,
-        fit_on=request.fit_on,
-        rows=manifest.split(request.fit_on).rows,
+        fit_on=fit_on,
+        rows=manifest.split(fit_on).rows,
         columns=fit_columns(request.transformations, manifest, statistics, count_values),
     )
     return write_transformations(directory, fitted)

@@ -24,6 +24,7 @@ from featurestore.experiments.run_files import (
     save_model,
 )
 from featurestore.experiments.tasks import PARAMETER_SERVER, seed_tensorflow
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.storage import files
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ class Context:
     task: Task
     listener: Listener | None = None
     readers: list[RunReader] = field(default_factory=list)
-    matrices: list[dict[str, Any]] = field(default_factory=list)
+    matrices: list[JsonDict] = field(default_factory=list)
     saved: dict[str, str] = field(default_factory=dict)
     _restored: bool = field(default=False, init=False)
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> JsonDict:
         """The parameters of the run."""
         return dict(self.task.params)
 
@@ -157,7 +158,7 @@ class Context:
         shuffle: bool = True,
         remainder: str = "drop",
         columns: Sequence[str] | None = None,
-        nulls: str | Mapping[str, Any] = "error",
+        nulls: str | JsonMapping = "error",
         lanes: int | None = None,
         window_rows: int | None = None,
         transformed: Any = None,

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from featurestore.errors import InvalidArgument, InvalidTrainFunction, listing, missing_extra
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.names import suggest_name
 from featurestore.model.runtime import user_name
 from featurestore.storage.locks import host_name
@@ -64,7 +65,7 @@ def check_function(function: TrainFunction, names: Iterable[str]) -> None:
         )
 
 
-def call(function: TrainFunction, params: Mapping[str, Any], context: Any) -> Any:
+def call(function: TrainFunction, params: JsonMapping, context: Any) -> Any:
     """Call a function with those arguments that its signature accepts, by name."""
     accepted, _, accepts_all = _parse_signature(function)
     values = {**params}
@@ -76,7 +77,7 @@ def call(function: TrainFunction, params: Mapping[str, Any], context: Any) -> An
     return function(**values)
 
 
-def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_params(params: JsonMapping | None) -> JsonDict:
     """Validate parameters and return them as the plain JSON values of the run record.
 
     >>> check_params({"lr": 0.1, "units": (16, 8)})
@@ -264,7 +265,7 @@ def _unpicklable_error(function: TrainFunction, error: Exception) -> InvalidTrai
     )
 
 
-def describe_code(function: TrainFunction) -> dict[str, Any]:
+def describe_code(function: TrainFunction) -> JsonDict:
     """Describe the code of a function: its reference, source and git commit."""
     try:
         source = inspect.getsource(function)
@@ -286,7 +287,7 @@ def describe_code(function: TrainFunction) -> dict[str, Any]:
     }
 
 
-def read_git_state(folder: str) -> dict[str, Any] | None:
+def read_git_state(folder: str) -> JsonDict | None:
     """Return the checked-out commit and whether the checkout has changes; None without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
@@ -310,7 +311,7 @@ def _git(folder: str, *words: str) -> str | None:
     return process.stdout.strip() if process.returncode == 0 else None
 
 
-def environment() -> dict[str, Any]:
+def environment() -> JsonDict:
     """Describe the environment: Python, platform, user, host and all package versions."""
     return {
         "python": platform.python_version(),

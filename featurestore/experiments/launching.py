@@ -28,6 +28,7 @@ from featurestore.experiments.status import (
 )
 from featurestore.experiments.tasks import CHIEF, PARAMETER_SERVER, Fold, Member, Task, members
 from featurestore.model.arguments import warn_caller
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher
@@ -53,7 +54,7 @@ class LaunchRequest:
     function: TrainFunction
     kind: str
     dataset: TrainingDataset | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: JsonMapping = field(default_factory=dict)
     name: str | None = None
     on: str | Launcher = "local"
     workers: int = 1

@@ -24,6 +24,7 @@ from featurestore.experiments.study import finish_pool
 from featurestore.experiments.tasks import Fold
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import display
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import find_launcher
@@ -48,7 +49,7 @@ def run_planned(
     *,
     parallel: int,
     metric: str | None,
-    settings: Mapping[str, Any],
+    settings: JsonMapping,
 ) -> tuple[RunRecord, list[RunRecord]]:
     """Run all trials of a plan and return the study record and the trial records."""
     if request.dataset is None:
@@ -140,7 +141,7 @@ def cross_validate(
         )
     plan: list[Proposal] = []
     for number in range(folds):
-        fold: dict[str, Any] = vars(Fold(split, held_out, number, folds))
+        fold: JsonDict = vars(Fold(split, held_out, number, folds))
         settings = {"fold": fold}
         plan.append(Proposal(number, request.params, seed=request.seed, settings=settings))
     study_settings = {"folds": folds, "split": split, "held_out": held_out}
@@ -313,7 +314,7 @@ class ComponentEffect:
             return "no interval"
         return f"[{self.low:+.4g}, {self.high:+.4g}]"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the effect as a JSON object."""
         return {**vars(self), "values": list(self.values)}
 

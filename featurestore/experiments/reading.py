@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from featurestore.model.json_object import JsonDict
 from featurestore.readers import Reader
 from featurestore.readers.reader import Batch
 
@@ -93,7 +94,7 @@ class RunReader:
         """Evaluate a model over all rows; see ``Reader.evaluate``."""
         return self.reader.evaluate(model, **options)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonDict:
         """Return the reader settings and the position, as a JSON object."""
         return self.reader.state(self.epoch, self.step)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore.errors import UnsupportedLocation, UnsupportedRemotely
 from featurestore.model.arguments import with_suggestions
@@ -11,7 +11,6 @@ from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from featurestore.experiments.models import Model
     from featurestore.experiments.run import Run, RunComparison

@@ -13,6 +13,7 @@ from featurestore.experiments.run_files import TENSORBOARD
 from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.display import value_text
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.run_record import RunRecord
 from featurestore.storage.appending import read_last_lines
 
@@ -61,7 +62,7 @@ class Run:
         return self.record.state
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> JsonDict:
         """The parameters."""
         return dict(self.record.params)
 
@@ -160,7 +161,7 @@ class Run:
         )
         return Run(self.session, record)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the record as a JSON object, with the current state."""
         return {
             **self.record.to_json(),
@@ -214,7 +215,7 @@ class RunComparison:
                 lines.append(f"  {section} {name}: {value_text(first)} -> {value_text(second)}")
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the comparison as a JSON object."""
         return dict(vars(self))
 
@@ -249,12 +250,12 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
     )
 
 
-def pair_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> Differences:
+def pair_values(first: JsonMapping, second: JsonMapping) -> Differences:
     """Pair values by name, with None for missing values."""
     return {name: (first.get(name), second.get(name)) for name in {**first, **second}}
 
 
-def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Differences:
+def differing(first: JsonMapping, second: JsonMapping) -> Differences:
     """Return pairs of the values that differ.
 
     >>> differing({"lr": 1, "units": 8}, {"lr": 2, "units": 8, "dropout": 0.5})
@@ -263,11 +264,11 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference
     return {name: pair for name, pair in pair_values(first, second).items() if pair[0] != pair[1]}
 
 
-def _dataset_fields(dataset: Any) -> dict[str, Any]:
+def _dataset_fields(dataset: Any) -> JsonDict:
     return {} if dataset is None else vars(dataset)
 
 
-def _flatten_code(code: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_code(code: JsonMapping) -> JsonDict:
     git = code.get("git") or {}
     return {
         "function": code.get("function"),
@@ -277,7 +278,7 @@ def _flatten_code(code: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _flatten_packages(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_packages(environment: JsonMapping) -> JsonDict:
     versions = {"python": environment.get("python"), "platform": environment.get("platform")}
     packages = environment.get("packages")
     if isinstance(packages, Mapping):

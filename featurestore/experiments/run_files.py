@@ -24,6 +24,7 @@ from featurestore.errors import (
     UntrustedModel,
     missing_extra,
 )
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.run_record import METRICS_FILE, RunRecord, format_metrics_line
 from featurestore.storage import files
 from featurestore.storage.appending import AppendedFile
@@ -47,7 +48,7 @@ class Reports:
         params: Parameters for TensorBoard's HParams, with the run's id.
     """
 
-    def __init__(self, directory: str, params: Mapping[str, Any]) -> None:
+    def __init__(self, directory: str, params: JsonMapping) -> None:
         self._lines = AppendedFile(os.path.join(directory, METRICS_FILE))
         self._events = Events(os.path.join(directory, TENSORBOARD))
         self._events.write_params(params, trial=os.path.basename(directory))
@@ -99,7 +100,7 @@ class Events:
 
         self._append(step=step, session_log=SessionLog(status=SessionLog.START))
 
-    def write_params(self, params: Mapping[str, Any], *, trial: str) -> None:
+    def write_params(self, params: JsonMapping, *, trial: str) -> None:
         """Write the parameters for the HParams plugin."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
@@ -118,7 +119,7 @@ class Events:
         self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
 
-def check_metrics(metrics: Mapping[str, Any], *, location: str) -> dict[str, float]:
+def check_metrics(metrics: JsonMapping, *, location: str) -> dict[str, float]:
     """Validate metrics and return them as finite floats.
 
     Raises:

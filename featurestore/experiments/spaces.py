@@ -21,6 +21,7 @@ from featurestore.arrow.lists import as_list
 from featurestore.errors import InvalidArgument, did_you_mean, missing_extra
 from featurestore.experiments.functions import check_params
 from featurestore.model import display
+from featurestore.model.json_object import JsonDict, JsonMapping
 
 # Differential evolution, which Optuna does not have: population, differential weight, crossover
 # rate.
@@ -130,7 +131,7 @@ class Interval:
             )
         return tuple(range(int(self.low), int(self.high) + 1))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the interval as a JSON object."""
         return {"kind": "interval", **vars(self)}
 
@@ -166,17 +167,17 @@ class Choice:
         """Return all values."""
         return self.options
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the choice as a JSON object."""
         return {"kind": "choice", "options": list(self.options)}
 
 
 Parameter = Interval | Choice
 Space = Mapping[str, Parameter]
-Params = Mapping[str, Any]
+Params = JsonMapping
 
 
-def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
+def check_space(space: JsonMapping) -> dict[str, Parameter]:
     """Validate a search space and convert its lists to choices.
 
     Raises:
@@ -202,7 +203,7 @@ def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
     return parameters
 
 
-def space_from_json(data: Mapping[str, Any]) -> dict[str, Parameter]:
+def space_from_json(data: JsonMapping) -> dict[str, Parameter]:
     """Parse the search space of a run record."""
     parameters: dict[str, Parameter] = {}
     for name, spec in data.items():
@@ -213,7 +214,7 @@ def space_from_json(data: Mapping[str, Any]) -> dict[str, Parameter]:
     return parameters
 
 
-def grid(space: Space) -> list[dict[str, Any]]:
+def grid(space: Space) -> list[JsonDict]:
     """Return all combinations of a space, the last parameter changing fastest.
 
     >>> grid({"lr": Choice((0.1, 0.2)), "units": Choice((8,))})
@@ -242,7 +243,7 @@ class Sampling:
         self._space, self._sampler, self._stop, self._seed = space, sampler, stop, seed
         self._sign = 1.0 if direction == "min" else -1.0
         self._first_step: int | None = None
-        self._finished: list[tuple[Mapping[str, Any], float]] = []
+        self._finished: list[tuple[JsonMapping, float]] = []
         self._trials: dict[int, Any] = {}
         self._grid = grid(space) if sampler == "grid" else []
         self._distributions = {name: parameter.distribution() for name, parameter in space.items()}
@@ -288,7 +289,7 @@ class Sampling:
             if past_trial.state in ("finished", "stopped", "failed"):
                 self.tell(past_trial.number, past_trial.state, past_trial.value)
 
-    def ask(self) -> tuple[int, dict[str, Any]]:
+    def ask(self) -> tuple[int, JsonDict]:
         """Return the number and parameters of the next trial."""
         number = len(self._study.trials)
         fixed = self._propose_without_optuna(number)
@@ -328,7 +329,7 @@ class Sampling:
             self._study.tell(number, state=states.PRUNED if is_stopped else states.FAIL)
         self._trials.pop(number, None)
 
-    def _propose_without_optuna(self, number: int) -> dict[str, Any] | None:
+    def _propose_without_optuna(self, number: int) -> JsonDict | None:
         """Return the proposal of a sampler that Optuna does not provide, otherwise None."""
         if self._sampler == "grid":
             return self._grid[number]
@@ -365,7 +366,7 @@ class Sampling:
         else:
             self._study.pruner = self._stop
 
-    def _to_parameters(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _to_parameters(self, params: JsonMapping) -> JsonDict:
         """Convert Optuna parameters to the parameters of the training function."""
         values = dict(params)
         for name, parameter in self._space.items():
@@ -386,13 +387,13 @@ class PastTrial:
     """A trial restored from its run; ``value`` is None until the trial has one."""
 
     number: int
-    params: Mapping[str, Any]
+    params: JsonMapping
     state: str
     value: float | None = None
     history: Mapping[int, float] = field(default_factory=dict)
 
 
-def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str) -> dict[str, Any]:
+def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str) -> JsonDict:
     """Propose the parameters of the next trial with an evolutionary strategy.
 
     Args:

@@ -10,12 +10,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from featurestore.errors import RunDamaged, RunRunning
 from featurestore.experiments.tasks import CHIEF, Member, has_ended, order_by_severity
 from featurestore.model.display import escape_line
-from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject, MalformedJson
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage import files, locks
 from featurestore.storage.appending import read_last_lines
@@ -65,7 +65,7 @@ class WorkerStatus:
     pid: int
     host: str
     metrics: Mapping[str, float] = field(default_factory=dict)
-    readers: tuple[Mapping[str, Any], ...] = ()
+    readers: tuple[JsonMapping, ...] = ()
     error: str | None = None
     message: str | None = None
     trace: str | None = None
@@ -90,7 +90,7 @@ class WorkerStatus:
         """Return the status with the checksums of saved models, by path in the run's directory."""
         return replace(self, saved=dict(saved))
 
-    def with_readers(self, states: list[dict[str, Any]]) -> WorkerStatus:
+    def with_readers(self, states: list[JsonDict]) -> WorkerStatus:
         """Return the status with the reader positions."""
         return replace(self, readers=tuple(states))
 

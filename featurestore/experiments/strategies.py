@@ -125,7 +125,7 @@ class ScheduledCall:
     """A call for the batch of one step; its result remains on the worker until fetched."""
 
     step: int
-    batch: dict[str, Any]
+    batch: Batch
     result: Any
 
 
@@ -180,7 +180,7 @@ class Schedule:
         tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
         self.waiting.append(ScheduledCall(step, tensors, self._schedule_call(tensors)))
 
-    def _schedule_call(self, tensors: dict[str, Any]) -> Any:
+    def _schedule_call(self, tensors: Batch) -> Any:
         return self.coordinator.schedule(self.call, args=(tensors,))
 
     def _drain(self) -> Iterator[tuple[int, Any]]:

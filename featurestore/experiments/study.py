@@ -39,6 +39,7 @@ from featurestore.experiments.status import Listener
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Launcher, find_launcher
@@ -102,7 +103,7 @@ class Study:
             raise RunNotFound(f"No trial of {self.id!r} has finished.", hint="study.resume()")
         return Run(self.session, best_record)
 
-    def to_records(self) -> list[dict[str, Any]]:
+    def to_records(self) -> list[JsonDict]:
         """Return one object per trial: number, state, parameters and metrics."""
         records = []
         for run in self.runs:
@@ -205,7 +206,7 @@ class SearchRequest:
     """A search request: ``launch`` describes the runs, ``space`` the search space."""
 
     launch: LaunchRequest
-    space: Mapping[str, Any]
+    space: JsonMapping
     trials: int | None
     parallel: int
     sampler: Any
@@ -376,7 +377,7 @@ class SearchProposals:
     """Trials proposed by Optuna; ``fixed`` contains the parameters common to all trials."""
 
     sampling: Sampling
-    fixed: Mapping[str, Any]
+    fixed: JsonMapping
     trials: int
     metric: str
     seed: int

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from featurestore.errors import ManifestMismatch
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
@@ -135,8 +135,8 @@ class Task:
     """
 
     run: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    dataset: Mapping[str, Any] | None = None
+    params: JsonMapping = field(default_factory=dict)
+    dataset: JsonMapping | None = None
     number: int = 0
     role: str = WORKER
     worker: int = 0
@@ -149,7 +149,7 @@ class Task:
     fold: Fold | None = None
     checkpoint: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the task as a JSON object."""
         lists = {name: sorted(getattr(self, name)) for name in ("without", "without_layers")}
         fold = None if self.fold is None else vars(self.fold)

@@ -17,7 +17,7 @@ from featurestore.experiments import catalog
 from featurestore.experiments.launching import build_worker_task, finish_record
 from featurestore.experiments.status import Listener, WorkerStatus, read_status, show_logs
 from featurestore.experiments.tasks import Fold, Task
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
 from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, RunningGang
@@ -53,7 +53,7 @@ class TrialServer:
                 messages.append(message)
         return messages
 
-    def reply(self, message: Message, data: Mapping[str, Any]) -> None:
+    def reply(self, message: Message, data: JsonMapping) -> None:
         """Reply to a message; the reply to a disconnected worker is dropped."""
         self._port.send(message.peer, json.dumps(data).encode())
 
@@ -93,9 +93,9 @@ class Proposal:
     """The parameters of a trial, and the components that an ablation removes."""
 
     number: int
-    params: Mapping[str, Any]
+    params: JsonMapping
     seed: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
 
 
 class Proposals(Protocol):

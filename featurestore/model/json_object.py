@@ -12,11 +12,14 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from featurestore.errors import FormatTooNew
 
 T = TypeVar("T")
+# The contents of a JSON object, to read and to write.
+JsonMapping: TypeAlias = Mapping[str, Any]
+JsonDict: TypeAlias = dict[str, Any]
 MAX_INT64 = 2**63 - 1
 
 CHECKSUM = "checksum"

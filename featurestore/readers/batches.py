@@ -19,10 +19,16 @@ from featurestore.arrow.batches import is_item_rows
 from featurestore.errors import NullsInColumns
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.format import Plane
-from featurestore.readers.columns import PADDING_WEIGHT, SelectedColumn, Values
+from featurestore.readers.columns import (
+    PADDING_WEIGHT,
+    NumpyArray,
+    NumpyDtype,
+    SelectedColumn,
+    Values,
+)
 from featurestore.readers.order import PADDING, EpochOrder, ReaderOrder, Rows
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, NumpyArray]
 _CACHED_ITERATIONS = 4
 
 
@@ -227,9 +233,9 @@ class Packing:
     batch: int
 
     @cached_property
-    def outputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    def outputs(self) -> dict[str, tuple[NumpyDtype, tuple[int, ...]]]:
         """Numpy type and shape of one value of each output, in order."""
-        result: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        result: dict[str, tuple[NumpyDtype, tuple[int, ...]]] = {}
         for column in self.columns:
             result[column.name] = column.dtype, column.shape
             if column.masked:
@@ -239,9 +245,9 @@ class Packing:
         return result
 
     @cached_property
-    def groups(self) -> dict[np.dtype[Any], list[str]]:
+    def groups(self) -> dict[NumpyDtype, list[str]]:
         """The names of the outputs that are packed into one array, by type."""
-        result: dict[np.dtype[Any], list[str]] = {}
+        result: dict[NumpyDtype, list[str]] = {}
         for name, (dtype, shape) in self.outputs.items():
             if dtype.kind != "O" and not shape:
                 result.setdefault(dtype, []).append(name)
@@ -264,14 +270,14 @@ class Packing:
             planes_by_output[column.name] = Plane(column.name)
         return [list(map(planes_by_output.get, names)) for names in self.groups.values()]
 
-    def rows_by_output(self, arrays: Sequence[npt.NDArray[Any]]) -> Arrays:
+    def rows_by_output(self, arrays: Sequence[NumpyArray]) -> Arrays:
         """Return the values of each packed output: one row of its group's array."""
         rows: Arrays = {}
         for names, array in zip(self.groups.values(), arrays, strict=True):
             rows.update(zip(names, array, strict=True))
         return rows
 
-    def pack(self, group_arrays: list[npt.NDArray[Any]], arrays: Arrays) -> list[npt.NDArray[Any]]:
+    def pack(self, group_arrays: list[NumpyArray], arrays: Arrays) -> list[NumpyArray]:
         """Return the arrays to transfer.
 
         Group arrays of shape (columns, steps, batch) come first, then the other outputs with shape

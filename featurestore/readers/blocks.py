@@ -33,7 +33,13 @@ from featurestore.readers.batches import (
     padding_weights,
     write_values,
 )
-from featurestore.readers.columns import PADDING_WEIGHT, SelectedColumn, Values, to_numpy
+from featurestore.readers.columns import (
+    PADDING_WEIGHT,
+    NumpyArray,
+    SelectedColumn,
+    Values,
+    to_numpy,
+)
 from featurestore.readers.order import PADDING, EpochOrder, Rows
 from featurestore.readers.prefetch import BufferPool
 from featurestore.readers.shardfiles import ShardFiles
@@ -43,7 +49,7 @@ _CACHED_WINDOWS = 3
 _GATHERED_BYTES = 8 * 1024 * 1024
 _SHORT_STRING_BYTES = 64
 Records = npt.NDArray[np.uint8]
-ReadColumn = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
+ReadColumn = Callable[[Records, SelectedColumn], NumpyArray]
 
 
 @runtime_checkable
@@ -56,7 +62,7 @@ class PackedBlocks(Blocks, Protocol):
     @property
     def short_strings(self) -> frozenset[str]: ...
 
-    def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
+    def read_packed(self, steps: StepRange, packing: Packing) -> list[NumpyArray]:
         """Return the columns of a step range as packed arrays."""
         ...
 
@@ -80,7 +86,7 @@ class RecordBlocks:
         outputs = packing.rows_by_output(arrays) | ungrouped
         return {name: outputs[name] for name in packing.outputs}
 
-    def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
+    def read_packed(self, steps: StepRange, packing: Packing) -> list[NumpyArray]:
         """Return the columns of a step range as packed arrays.
 
         Strings become fixed-width bytes if padding them loses no information.
@@ -89,7 +95,7 @@ class RecordBlocks:
 
     def _read(
         self, steps: StepRange, packing: Packing, read_column: ReadColumn
-    ) -> tuple[list[npt.NDArray[Any]], Arrays]:
+    ) -> tuple[list[NumpyArray], Arrays]:
         """Return the group arrays of shape (outputs, rows), and the ungrouped arrays by name."""
         byte_rows = ByteRows(self.access, self.columns, self._memory, rows=steps.row_count)
         decoding = _Decoding(packing, read_column, byte_rows)
@@ -139,7 +145,7 @@ class RecordBlocks:
         real_rows: slice,
         decoding: _Decoding,
         yielded_rows: Rows,
-    ) -> tuple[list[npt.NDArray[Any]], Arrays]:
+    ) -> tuple[list[NumpyArray], Arrays]:
         """Decode records into the rows ``real_rows``; the other rows are padding.
 
         ``yielded_rows`` are the row positions in reading order. Byte rows are written there
@@ -150,7 +156,7 @@ class RecordBlocks:
         numbers = packing.rows_by_output(arrays)
         if packing.has_padding_weights:
             numbers[PADDING_WEIGHT][:] = 1
-        chunks_by_column: dict[str, list[npt.NDArray[Any]]] = {
+        chunks_by_column: dict[str, list[NumpyArray]] = {
             name: [] for name in decoding.object_outputs
         }
         object_columns = [column for column in self.columns if column.name in chunks_by_column]
@@ -205,16 +211,16 @@ class RecordBlocks:
             if not column.masked and self.access.present(no_records, column.name) is not None
         ]
 
-    def _borrow_buffers(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
+    def _borrow_buffers(self, packing: Packing, rows: int) -> list[NumpyArray]:
         """Borrow a buffer of shape (outputs, rows) for each packed group."""
         buffers = [((len(names), rows), dtype) for dtype, names in packing.groups.items()]
         return self._memory.borrow(buffers, purpose="columns")
 
-    def _decode_column(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
+    def _decode_column(self, records: Records, column: SelectedColumn) -> NumpyArray:
         """Decode the values of an ungrouped column."""
         return fill_nulls(column, self.access.decode(records, [column.name])[column.name])[0]
 
-    def _decode_fixed_width(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
+    def _decode_fixed_width(self, records: Records, column: SelectedColumn) -> NumpyArray:
         """Decode the values of an ungrouped column, with strings as fixed-width bytes.
 
         The transfer of fixed-width bytes costs half as much as that of Python objects.
@@ -362,8 +368,8 @@ def _is_string(column: SelectedColumn) -> bool:
 
 
 def _join_chunks(
-    chunks: list[npt.NDArray[Any]], column: SelectedColumn, real_rows: slice, *, rows: int
-) -> npt.NDArray[Any]:
+    chunks: list[NumpyArray], column: SelectedColumn, real_rows: slice, *, rows: int
+) -> NumpyArray:
     """Concatenate chunks and set padding rows to zeros or empty bytes.
 
     The result is an object array if any chunk is one.
@@ -514,7 +520,7 @@ def _write_slice(target: Values, lane: int, window_slice: _WindowSlice, source: 
     _write_lane(present, lane, window_slice.offset, flags)
 
 
-def _write_lane(target: Any, lane: int, offset: int, values: npt.NDArray[Any]) -> None:
+def _write_lane(target: Any, lane: int, offset: int, values: NumpyArray) -> None:
     """Write the values of a lane into an array of shape (steps, lanes, b, ...), from ``offset`` on.
 
     The first and the last step may be partial; the steps between are complete.

@@ -19,6 +19,7 @@ import numpy as np
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.readers.evaluation import refuse_metrics_over_padding
 from featurestore.readers.heartbeat import Heartbeat
+from featurestore.readers.tensorflow import KerasModel, Strategy
 from featurestore.readers.transformed import refuse_bytes_labels
 from featurestore.storage import files
 
@@ -53,7 +54,7 @@ class ReaderCheckpoint:
     directory: str
     reader: Reader
     objects: Mapping[str, Any]
-    strategy: Any | None = None
+    strategy: Strategy | None = None
     keep: int = 2
     position: tuple[int, int] | None = None
     begin: str | None = None
@@ -154,7 +155,7 @@ class ReaderCheckpoint:
 
     def callback(
         self,
-        model: Any,
+        model: KerasModel,
         *,
         epoch: int = 0,
         step: int = 0,
@@ -192,7 +193,7 @@ class ReaderCheckpoint:
 
     def fit(
         self,
-        model: Any,
+        model: KerasModel,
         epochs: int,
         *,
         validation: Any = None,
@@ -300,7 +301,7 @@ class ReaderCheckpoint:
 
     def _fit_callbacks(
         self,
-        model: Any,
+        model: KerasModel,
         callbacks: Sequence[Any],
         *,
         step: int,
@@ -447,6 +448,6 @@ def _checkpoints(directory: str) -> list[str]:
     ]
 
 
-def _are_numpy_arrays(objects: Mapping[str, Any]) -> bool:
+def _are_numpy_arrays(objects: Mapping[str, object]) -> bool:
     """Return whether all objects are numpy arrays, which are saved without TensorFlow."""
     return all(isinstance(array, np.ndarray) for array in objects.values())

@@ -21,6 +21,7 @@ from featurestore.readers.batches import Arrays
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
     SAMPLE_WEIGHT,
+    NumpyArray,
     SelectedColumn,
     to_numpy,
 )
@@ -38,10 +39,10 @@ class LabelWeights:
     """The class weights of one label; ``classes`` are the yielded label values, ascending."""
 
     label: str
-    classes: npt.NDArray[Any]
+    classes: NumpyArray
     weights: npt.NDArray[np.float32]
 
-    def row_weights(self, values: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> Any:
+    def row_weights(self, values: NumpyArray, real: npt.NDArray[np.bool_]) -> Any:
         """Return the weight of each row, and 0 for rows that ``real`` excludes.
 
         Raises:
@@ -126,7 +127,7 @@ def build_class_weighting(
     class_weights: ClassWeights | None,
     *,
     transform: Transform | None,
-    label_values: Mapping[str, npt.NDArray[Any]] | None = None,
+    label_values: Mapping[str, NumpyArray] | None = None,
 ) -> ClassWeighting | None:
     """Build the class weighting for the ``class_weights=`` argument of a reader.
 
@@ -166,7 +167,7 @@ def build_class_weighting(
     return ClassWeighting(tuple(label_weights), weight, masked_labels)
 
 
-def _balanced_class_weights(values: npt.NDArray[Any]) -> dict[Any, float]:
+def _balanced_class_weights(values: NumpyArray) -> dict[Any, float]:
     """Compute balanced class weights from yielded label values; NaN is not a class."""
     if values.dtype.kind == "f":
         values = values[~np.isnan(values)] + values.dtype.type(0)  # -0.0 is the class 0.0
@@ -245,7 +246,7 @@ def _yielded_values(
     return [_to_python_value(label_value) for label_value in label_values]
 
 
-def _stored_values(values: pa.Array, column: ManifestColumn) -> npt.NDArray[Any]:
+def _stored_values(values: pa.Array, column: ManifestColumn) -> NumpyArray:
     """Convert values of a column to numpy, rounded as the files store them."""
     label_values, _ = to_numpy(values, name=column.name)
     if column.loss is not None and label_values.dtype.kind == "f":

@@ -27,7 +27,11 @@ from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit
 from featurestore.model.names import PRESENT, NamedColumn, check_distinct_names, mask_name
 from featurestore.readers.fills import fill_hint, fill_value_type, parse_fill
 
-Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
+# Arrays and types of numpy, of any kind; an array of numpy, TensorFlow or PyTorch.
+NumpyArray: TypeAlias = npt.NDArray[Any]
+NumpyDtype: TypeAlias = np.dtype[Any]
+Tensor: TypeAlias = Any
+Values = tuple[NumpyArray, npt.NDArray[np.bool_] | None]
 _STRING_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _DEFAULT_ROLES = ("feature", "label", "weight")
 Nulls: TypeAlias = Literal["error", "mask"] | Mapping[str, Any]
@@ -50,14 +54,14 @@ class SelectedColumn:
     """
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: NumpyDtype
     shape: tuple[int, ...]
     label: bool = False
     weight: bool = False
     fill: Any = None
     masked: bool = False
     byte_rows: bool = False
-    items: np.dtype[Any] | None = None
+    items: NumpyDtype | None = None
 
     @property
     def mask(self) -> str:
@@ -203,7 +207,7 @@ def _fill_values(nulls: Nulls, names: Sequence[str], *, labels: Collection[str])
     return dict(nulls)
 
 
-def value_dtype_and_shape(dtype: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def value_dtype_and_shape(dtype: pa.DataType) -> tuple[NumpyDtype, tuple[int, ...]]:
     """Return the numpy type and shape of a value; (-1,) for variable-length lists and structs.
 
     >>> value_dtype_and_shape(pa.list_(pa.float32(), 8))
@@ -304,7 +308,7 @@ def _set_fill_value(column: SelectedColumn, dtype: pa.DataType, value: Any) -> S
     return replace(column, fill=_to_tuples(data[0]) if data.ndim > 1 else data[0])
 
 
-def _to_tuples(array: npt.NDArray[Any]) -> tuple[Any, ...]:
+def _to_tuples(array: NumpyArray) -> tuple[Any, ...]:
     return tuple(array) if array.ndim == 1 else tuple(map(_to_tuples, array))
 
 
@@ -325,7 +329,7 @@ class Ragged(NamedTuple):
     row_splits: Any
 
 
-def item_dtype(dtype: pa.DataType) -> np.dtype[Any] | None:
+def item_dtype(dtype: pa.DataType) -> NumpyDtype | None:
     """Return the item type of variable-length lists, or None if it is not supported.
 
     >>> item_dtype(pa.list_(pa.string())), item_dtype(pa.list_(pa.float32()))
@@ -343,7 +347,7 @@ def item_dtype(dtype: pa.DataType) -> np.dtype[Any] | None:
     return None
 
 
-def to_ragged(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
+def to_ragged(rows: NumpyArray, dtype: NumpyDtype) -> Ragged:
     """Convert an object array of arrays to ``Ragged``; elements that are not arrays become empty.
 
     The result of ``create_item_rows`` is accepted as well.
@@ -388,9 +392,7 @@ def to_numpy(array: Any, *, name: str) -> Values:
     return _flatten_items(array, present), present
 
 
-def _ragged_rows(
-    array: Any, present: npt.NDArray[np.bool_] | None, *, name: str
-) -> npt.NDArray[Any]:
+def _ragged_rows(array: Any, present: npt.NDArray[np.bool_] | None, *, name: str) -> NumpyArray:
     """Convert variable-length lists to an object array of slices of one item array."""
     items = array.flatten()  # excludes the items under null lists
     if items.null_count:
@@ -440,7 +442,7 @@ def _fixed_size_rows(array: Any, *, name: str) -> Values:
     return _flatten_items(array, valid).reshape(rows, *shape), present
 
 
-def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> NumpyArray:
     """Convert values other than lists to numpy; nulls become zeros or empty bytes."""
     dtype = array.type
     if pat.is_decimal(dtype):
@@ -452,7 +454,7 @@ def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDA
     elif pat.is_timestamp(dtype):
         array = array.cast(pa.timestamp("us", tz=dtype.tz)).view(pa.int64())
     if present is None:
-        numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        numbers: NumpyArray = array.to_numpy(zero_copy_only=False)
         return numbers
     # Arrow converts integers with nulls to floats, so fill the nulls first.
     values = array.fill_null(pa.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
@@ -460,17 +462,17 @@ def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDA
     return np.where(present, values, values.dtype.type(0))
 
 
-def _to_bytes_objects(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+def _to_bytes_objects(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> NumpyArray:
     raw = cast_bytes(array, pa.large_binary())
     if raw.null_count:
         raw = raw.fill_null(b"")
-    byte_strings: npt.NDArray[Any] = raw.to_numpy(zero_copy_only=False)
+    byte_strings: NumpyArray = raw.to_numpy(zero_copy_only=False)
     if present is None:
         return byte_strings
     return np.where(present, byte_strings, b"")
 
 
-def _decimal_bytes(array: pa.Array) -> npt.NDArray[Any]:
+def _decimal_bytes(array: pa.Array) -> NumpyArray:
     """Format decimals as bytes, such as ``b"-12.30"``."""
     result = np.full(len(array), b"", dtype=object)
     for row, value in enumerate(array.to_pylist()):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
+from featurestore.readers.columns import NumpyArray, Tensor
 from featurestore.readers.order import PADDING, Rows
-from featurestore.readers.tensorflow import import_tensorflow
+from featurestore.readers.tensorflow import KerasModel, TfDataset, import_tensorflow
 from featurestore.readers.transformed import refuse_bytes_labels
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def reading_order(reader: Reader, epoch: int) -> Rows:
     return order.batches(0, reader.steps_per_epoch).reshape(-1)
 
 
-def remove_padding(reader: Reader, predictions: Any, *, epoch: int) -> npt.NDArray[Any]:
+def remove_padding(reader: Reader, predictions: Any, *, epoch: int) -> NumpyArray:
     """Remove the predictions of padding rows."""
     if hasattr(predictions, "detach"):  # a PyTorch tensor, maybe with a gradient or on a device
         predictions = predictions.detach().cpu()
@@ -58,7 +58,11 @@ def reading_keys(reader: Reader, *, epoch: int) -> pa.Table:
 
 
 def evaluate(
-    reader: Reader, model: Any, *, after_batch: Callable[[], None] | None = None, **options: Any
+    reader: Reader,
+    model: KerasModel,
+    *,
+    after_batch: Callable[[], None] | None = None,
+    **options: Any,
 ) -> dict[str, float]:
     """Evaluate a compiled Keras model, or a metric function for PyTorch, and return the metrics.
 
@@ -72,7 +76,7 @@ def evaluate(
 
 def _evaluate_keras(
     reader: Reader,
-    model: Any,
+    model: KerasModel,
     options: dict[str, Any],
     *,
     after_batch: Callable[[], None] | None,
@@ -144,8 +148,8 @@ def _evaluate_by_function(
 
 
 def _evaluate_by_steps(
-    model: Any,
-    dataset: Any,
+    model: KerasModel,
+    dataset: TfDataset,
     options: Mapping[str, Any],
     *,
     run: Callable[..., Any] | None = None,
@@ -173,11 +177,11 @@ def _evaluate_by_steps(
         )
     tf = import_tensorflow()
 
-    def on_replica(element: Any) -> None:
+    def on_replica(element: Tensor) -> None:
         if tf.nest.flatten(element)[0].shape[0] != 0:  # the mean of no rows is NaN
             model.test_step(element)
 
-    def step(element: Any) -> None:
+    def step(element: Tensor) -> None:
         if run is None:
             on_replica(element)
         else:
@@ -231,7 +235,7 @@ def _leaves_replica_empty(rows: int, replicas: int, replica_batch: int) -> bool:
     return rows >= replicas and rows % replicas != 0 and (rows // replicas) % replica_batch == 0
 
 
-def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
+def refuse_metrics_over_padding(reader: Reader, model: KerasModel) -> None:
     """Refuse a model whose metrics would include padding rows, or rows without label.
 
     Keras applies sample weights to the loss and to ``weighted_metrics=``, but not to ``metrics=``.
@@ -259,7 +263,7 @@ def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
 class MetricSums:
     """Metric states summed over several ``fit`` calls of one epoch."""
 
-    model: Any
+    model: KerasModel
     _sums: list[Any] = field(default_factory=list)
 
     def accumulate(self) -> None:
@@ -286,7 +290,7 @@ class MetricSums:
         return local_variables
 
 
-def _local_values(model: Any, variable: Any) -> Sequence[Any]:
+def _local_values(model: KerasModel, variable: Tensor) -> Sequence[Any]:
     """Return the local copies of a metric variable, one for each replica of this process."""
     # Keras 3 wraps TensorFlow variables.
     inner = variable if callable(variable.value) else variable.value
@@ -294,6 +298,6 @@ def _local_values(model: Any, variable: Any) -> Sequence[Any]:
     return local_values
 
 
-def _model_strategy(model: Any) -> Any:
+def _model_strategy(model: KerasModel) -> Any:
     strategy = getattr(model, "distribute_strategy", None)
     return import_tensorflow().distribute.get_strategy() if strategy is None else strategy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, timedelta
 from typing import Any
@@ -17,6 +16,7 @@ from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import array_item_type, describe
 from featurestore.arrow.values import ConversionError, from_json, from_text, to_value
 from featurestore.errors import OutOfRange
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest
 from featurestore.model.times import from_micros
 from featurestore.model.window_features import value_from_json, value_to_json
@@ -85,7 +85,7 @@ def fill_hint(name: str, value: Any, dtype: pa.DataType) -> str:
     return f"nulls={{{name!r}: {example}}}, or another value of type {describe(item_type)}"
 
 
-def fills_to_json(fills: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+def fills_to_json(fills: JsonMapping, manifest: Manifest) -> JsonDict:
     """Return the values of ``nulls=`` in the JSON form of a reader state."""
     json_fills = {}
     for name, value in fills.items():
@@ -94,7 +94,7 @@ def fills_to_json(fills: Mapping[str, Any], manifest: Manifest) -> dict[str, Any
     return json_fills
 
 
-def fills_from_json(json_fills: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+def fills_from_json(json_fills: JsonMapping, manifest: Manifest) -> JsonDict:
     """Return the values of ``nulls=`` of a reader state.
 
     Readers of earlier releases rounded the fills of float32 columns; their states have the numbers

@@ -24,6 +24,9 @@ from featurestore.model.arguments import calling_frame
 from featurestore.readers.evaluation import balance_over_replicas, has_empty_replica
 from featurestore.readers.keras_losses import weight_losses_by_rows
 from featurestore.readers.tensorflow import (
+    KerasModel,
+    Strategy,
+    TfDataset,
     distribute,
     distribute_unpadded,
     has_parameter_servers,
@@ -74,7 +77,7 @@ _SCHEDULE = (
 
 
 def distribute_for_keras(
-    reader: Reader, strategy: Any, epochs: int, *, start_epoch: int, start_step: int
+    reader: Reader, strategy: Strategy, epochs: int, *, start_epoch: int, start_step: int
 ) -> Any:
     """Return a distributed dataset that yields no padding to Keras ``evaluate``.
 
@@ -137,11 +140,11 @@ def dataset_for_keras(reader: Reader, epochs: int, *, start_epoch: int, start_st
 
 
 def _attach_reader(
-    dataset: Any,
+    dataset: TfDataset,
     reader: Reader,
     *,
-    make_dataset: Callable[[], Any],
-    make_evaluation_dataset: Callable[[], Any],
+    make_dataset: Callable[[], TfDataset],
+    make_evaluation_dataset: Callable[[], TfDataset],
 ) -> Any:
     """Attach a reader to a dataset, and select the iterated dataset by the calling Keras function.
 
@@ -188,7 +191,7 @@ def _attach_reader(
     return dataset
 
 
-def get_attached_reader(dataset: Any) -> Reader | None:
+def get_attached_reader(dataset: TfDataset) -> Reader | None:
     """Return the reader attached to a dataset, or None."""
     return getattr(dataset, _READER, None)
 
@@ -246,7 +249,7 @@ def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
         )
 
 
-def pop_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
+def pop_validation_reader(validation: Any, options: dict[str, object]) -> Any:
     """Remove the validation dataset from the ``fit`` options and return its reader.
 
     A ``validation_data=`` dataset that a reader's ``distribute`` created is replaced by that reader
@@ -273,7 +276,7 @@ def pop_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
 
 
 def validation_callback(
-    model: Any,
+    model: KerasModel,
     validation: Reader,
     *,
     frequency: int = 1,
@@ -291,7 +294,7 @@ def validation_callback(
     class ValidationCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         _supports_tf_logs = True  # get the logs themselves and not a copy for this callback
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             if (epoch + 1) % frequency == 0 and logs is not None:
                 metrics = evaluate(validation, self.model, after_batch=after_batch)
                 logs.update({f"val_{name}": value for name, value in metrics.items()})
@@ -300,7 +303,7 @@ def validation_callback(
 
 
 def wrap_for_fit(
-    model: Any, callback: Any, *, is_first_fit: bool, is_last_fit: Callable[[], bool]
+    model: KerasModel, callback: Any, *, is_first_fit: bool, is_last_fit: Callable[[], bool]
 ) -> Any:
     """Wrap a callback for a training run that consists of several ``fit`` calls.
 
@@ -323,7 +326,7 @@ def wrap_for_fit(
 
         return call
 
-    def set_model(self: Any, model: Any) -> None:
+    def set_model(self: Any, model: KerasModel) -> None:
         callback.set_model(model)
 
     def set_params(self: Any, params: Any) -> None:
@@ -336,7 +339,7 @@ def wrap_for_fit(
     return wrapper
 
 
-def merge_histories(model: Any, histories: Sequence[Any]) -> Any:
+def merge_histories(model: KerasModel, histories: Sequence[Any]) -> Any:
     """Merge the Keras ``History`` objects of consecutive ``fit`` calls."""
     merged = keras_module(model).callbacks.History()
     merged.set_model(model)
@@ -407,7 +410,7 @@ def _stateful_class_name(callback: Any) -> str | None:
     return None
 
 
-def refuse_fit(model: Any) -> None:
+def refuse_fit(model: KerasModel) -> None:
     """Refuse a model that Keras cannot fit under its strategy.
 
     Raises:
@@ -432,7 +435,7 @@ def refuse_fit(model: Any) -> None:
         )
 
 
-def overruns_epochs(model: Any, steps: int) -> bool:
+def overruns_epochs(model: KerasModel, steps: int) -> bool:
     """Return whether ``fit`` would read steps of the next epoch in the last execution of an epoch.
 
     Keras 3 runs ``steps_per_execution`` steps at once until the dataset ends.
@@ -461,6 +464,6 @@ def count_steps(epoch_start: int, steps: int, steps_per_epoch: int) -> int:
     return min(epoch_start + steps, epoch_end)
 
 
-def _steps_per_execution(model: Any) -> int:
+def _steps_per_execution(model: KerasModel) -> int:
     """Return the number of steps that a model of Keras 3 runs at once."""
     return getattr(model, "steps_per_execution", None) or 1

@@ -13,7 +13,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.readers.tensorflow import import_tensorflow, keras_module
+from featurestore.readers.columns import Tensor
+from featurestore.readers.tensorflow import KerasModel, import_tensorflow, keras_module
 
 # Reductions whose value is a sum over the rows of a batch, divided by its number of rows.
 _ROW_MEANS = frozenset({"sum_over_batch_size", "auto", "mean"})
@@ -21,7 +22,7 @@ _ROW_MEANS = frozenset({"sum_over_batch_size", "auto", "mean"})
 _WEIGHTED_MEANS = frozenset({"mean_with_sample_weight"})
 
 
-def weight_losses_by_rows(model: Any) -> None:
+def weight_losses_by_rows(model: KerasModel) -> None:
     """Let the loss metrics of a compiled model weight each batch by its real rows.
 
     Losses with the reduction ``mean_with_sample_weight`` weight a batch by its sample weights. The
@@ -56,10 +57,10 @@ def _change_tf_keras(container: Any) -> None:
 
         def __call__(
             self,
-            y_true: Any,
-            y_pred: Any,
-            sample_weight: Any = None,
-            regularization_losses: Any = None,
+            y_true: Tensor,
+            y_pred: Tensor,
+            sample_weight: Tensor = None,
+            regularization_losses: Tensor = None,
         ) -> Any:
             loss = super().__call__(
                 y_true, y_pred, sample_weight, regularization_losses=regularization_losses
@@ -99,14 +100,14 @@ class _Batch:
         loss: The loss of the batch over all outputs, without penalties.
     """
 
-    size: Any
-    rows: Any
-    scale: Any
-    weights: Any
-    loss: Any = None
+    size: Tensor
+    rows: Tensor
+    scale: Tensor
+    weights: Tensor
+    loss: Tensor = None
 
 
-def _change_keras_3(model: Any, container: Any) -> None:
+def _change_keras_3(model: KerasModel, container: Any) -> None:
     """Replace the weights of batches in the ``Mean`` metrics of a ``CompileLoss``."""
     keras, tracker = keras_module(model), model._loss_tracker
     container_base: Any = type(container)
@@ -117,7 +118,7 @@ def _change_keras_3(model: Any, container: Any) -> None:
     class RowLoss(container_base):  # type: ignore[misc]
         weights_rows = True
 
-        def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        def call(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> Any:
             traced.batch = batch = _weigh_batch(keras, y_pred, sample_weight)
             traced.updates_outputs = True
             try:
@@ -139,7 +140,7 @@ def _change_keras_3(model: Any, container: Any) -> None:
             ]
 
     class RowMean(tracker_base):  # type: ignore[misc]
-        def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        def update_state(self, values: Tensor, sample_weight: Tensor = None) -> None:
             batch = vars(traced).pop("batch", None)
             if batch is None or batch.loss is None:  # a train_step with a loss of its own
                 super().update_state(values, sample_weight=sample_weight)
@@ -158,18 +159,22 @@ def _change_keras_3(model: Any, container: Any) -> None:
 class _OutputMean:
     """The ``Mean`` of an output's loss, which is updated for one batch."""
 
-    mean: Any
+    mean: Tensor
     batch: _Batch
-    reductions: frozenset[Any]
+    reductions: frozenset[object]
 
-    def update_state(self, value: Any, sample_weight: Any = None) -> None:
+    def update_state(self, value: Tensor, sample_weight: Tensor = None) -> None:
         """Update the metric; ``sample_weight`` is the static batch size or None."""
         mean, weight = _weighted_mean(self.batch, self.reductions, value, value, sample_weight)
         self.mean.update_state(mean, sample_weight=weight)
 
 
 def _weighted_mean(
-    batch: _Batch, reductions: frozenset[Any], value: Any, data_loss: Any, sample_weight: Any
+    batch: _Batch,
+    reductions: frozenset[object],
+    value: Tensor,
+    data_loss: Tensor,
+    sample_weight: Tensor,
 ) -> tuple[Any, Any]:
     """Return the mean of a batch over its real rows, and the weight of the batch.
 
@@ -191,7 +196,7 @@ def _weighted_mean(
     return value + data_loss * (batch.scale - 1.0), batch.rows
 
 
-def _weigh_batch(keras: Any, y_pred: Any, sample_weight: Any) -> _Batch:
+def _weigh_batch(keras: Any, y_pred: Tensor, sample_weight: Tensor) -> _Batch:
     """Return the weights of a batch, before its loss is known."""
     ops, tree = keras.ops, keras.tree
     size = ops.cast(ops.shape(tree.flatten(y_pred)[0])[0], "float32")

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from featurestore.model.runtime import ForkSafeLock, forked_process_error, reset_in_children
 from featurestore.model.threads import independent_tasks
+from featurestore.readers.columns import NumpyArray, NumpyDtype
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
@@ -268,8 +269,8 @@ class BufferPool:
         return BufferPool, (self._free_limit,)
 
     def borrow(
-        self, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], *, purpose: Any
-    ) -> list[npt.NDArray[Any]]:
+        self, arrays: Sequence[tuple[tuple[int, ...], NumpyDtype]], *, purpose: Any
+    ) -> list[NumpyArray]:
         """Return uninitialized arrays of these shapes and types, aligned to ``ALIGNMENT`` bytes.
 
         All arrays share one buffer, which returns to the pool when the last array is

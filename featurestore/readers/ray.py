@@ -13,14 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import missing_extra
 from featurestore.readers.batches import Packing
-from featurestore.readers.columns import Ragged
+from featurestore.readers.columns import NumpyArray, Ragged
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -114,7 +113,7 @@ class EpochBlocks:
                 texts.append(column.name)
         return frozenset(texts)
 
-    def _table(self, arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Table:
+    def _table(self, arrays: Mapping[str, NumpyArray]) -> pa.Table:
         columns = {
             name: _to_arrow(values, is_text=name in self._texts)
             for name, values in self.reader.finish_rows(dict(arrays)).items()

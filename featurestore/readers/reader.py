@@ -15,6 +15,7 @@ from featurestore import _current
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
 from featurestore.model.arguments import suggest_arguments, with_suggestions
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.format import RecordChecksums, find_format
@@ -31,6 +32,8 @@ from featurestore.readers.columns import (
     PADDING_WEIGHT,
     SAMPLE_WEIGHT,
     Nulls,
+    NumpyArray,
+    NumpyDtype,
     SelectedColumn,
     select_columns,
     to_numpy,
@@ -112,7 +115,7 @@ class Reader:
     split: ManifestSplit = field(repr=False)
     order: ReaderOrder
     columns: tuple[SelectedColumn, ...] = field(repr=False)
-    settings: Mapping[str, Any] = field(repr=False)
+    settings: JsonMapping = field(repr=False)
     transform: TransformedColumns | None = field(default=None, repr=False)
     row_ranges: RowRanges | None = field(default=None, repr=False)
     cache: ShardCache | None = field(default=None, repr=False)
@@ -263,7 +266,7 @@ class Reader:
             rows = rows[rows != PADDING]
         return rows
 
-    def unpad(self, predictions: Any, *, epoch: int = 0) -> npt.NDArray[Any]:
+    def unpad(self, predictions: Any, *, epoch: int = 0) -> NumpyArray:
         """Remove the predictions of padding rows.
 
         Args:
@@ -574,7 +577,7 @@ class Reader:
             concurrency=concurrency,
         )
 
-    def state(self, epoch: int, step: int) -> dict[str, Any]:
+    def state(self, epoch: int, step: int) -> JsonDict:
         """Return the reader settings and a position as a small JSON object.
 
         Args:
@@ -800,7 +803,7 @@ class Reader:
         return windows if finish is None else TransformedWindows(windows, finish)
 
     @cached_property
-    def ragged(self) -> dict[str, np.dtype[Any]]:
+    def ragged(self) -> dict[str, NumpyDtype]:
         """Item types of the columns that are yielded as variable-length lists."""
         item_types = {}
         for column in self.columns:
@@ -819,7 +822,7 @@ def _yielded_labels(
     selected: Sequence[SelectedColumn],
     rows: RowRanges | None,
     transform: Transform | None,
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, NumpyArray]:
     """Return the non-null labels of row ranges as readers yield them; {} if ``rows`` is None."""
     if rows is None:
         return {}
@@ -997,7 +1000,7 @@ def shard_files(path: str, manifest: Manifest, split: ManifestSplit) -> ShardFil
 def resume(
     path: str,
     manifest: Manifest,
-    state: Mapping[str, Any],
+    state: JsonMapping,
     *,
     transform: Transform | None = None,
     cache: ShardCache | None = None,

@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.runtime import ForkSafeLock, usable_cores
 from featurestore.readers.batches import Blocks, Iterations, Packing
 from featurestore.readers.blocks import PackedBlocks
-from featurestore.readers.columns import PADDING_WEIGHT, to_ragged
+from featurestore.readers.columns import PADDING_WEIGHT, NumpyArray, NumpyDtype, Tensor, to_ragged
 from featurestore.readers.heartbeat import await_at_exit
 
 if TYPE_CHECKING:
@@ -45,6 +44,12 @@ _log = logging.getLogger("featurestore.readers")
 def _log_once(message: str) -> None:
     """Log a message once per process; not a Python warning, since the usage may be correct."""
     _log.warning(message)
+
+
+# A compiled Keras model, a ``tf.distribute`` strategy, and a ``tf.data`` dataset.
+KerasModel: TypeAlias = Any
+Strategy: TypeAlias = Any
+TfDataset: TypeAlias = Any
 
 
 def import_tensorflow() -> Any:
@@ -146,22 +151,22 @@ class _DatasetBuilder:
         unconverted: Callable[..., Any] = self.tf.autograph.experimental.do_not_convert(function)
         return unconverted
 
-    def _range_elements(self, columns: Mapping[str, Any]) -> Any:
+    def _range_elements(self, columns: Mapping[str, Tensor]) -> Any:
         """Return the elements of a range before they are split into steps."""
         return dict(columns) if self.removes_padding else self.element(columns)
 
-    def _step_element(self, columns: Mapping[str, Any]) -> Any:
+    def _step_element(self, columns: Mapping[str, Tensor]) -> Any:
         """Return the element of a single-step range without copying it."""
         step = self.tf.nest.map_structure(self._squeeze_step, self._range_elements(columns))
         return self.remove_padding(step) if self.removes_padding else step
 
-    def _squeeze_step(self, steps: Any) -> Any:
+    def _squeeze_step(self, steps: Tensor) -> Any:
         """Remove the step dimension of a single-step range."""
         if isinstance(steps, self.tf.RaggedTensor):
             return steps[0]
         return self.tf.squeeze(steps, 0)
 
-    def _ragged_tensor(self, rows: Any, items: np.dtype[Any]) -> Any:
+    def _ragged_tensor(self, rows: Tensor, items: NumpyDtype) -> Any:
         """Convert variable-length lists to a ragged tensor of shape (steps, batch, items)."""
         values, splits = to_ragged(rows, items)
         values = self.tf.constant(values, self._spec((), items).dtype)
@@ -188,7 +193,7 @@ class _DatasetBuilder:
             return np.array([first, first + len(iterations[iteration])], np.int64)
 
         @await_at_exit
-        def read(number: Any) -> list[Any]:
+        def read(number: Tensor) -> list[Any]:
             iteration, index = divmod(int(number), 1 << _NUMBER_BITS)
             arrays = source.blocks().read_packed(iterations[iteration][index], packing)
             return transfer.prepare(arrays)
@@ -199,7 +204,7 @@ class _DatasetBuilder:
             bounds.set_shape((2,))
             return tf.data.Dataset.range(bounds[0], bounds[1])
 
-        def load(number: Any) -> Any:
+        def load(number: Tensor) -> Any:
             dtypes = [spec.dtype for spec in specs]
             tensors = tf.numpy_function(read, [number], dtypes, stateful=False)
             for position in transfer.serialized_positions:
@@ -247,7 +252,7 @@ class _DatasetBuilder:
             specs[name] = self.tf.RaggedTensorSpec((None, batch, None), tf_dtype, ragged_rank=2)
         return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
 
-    def remove_padding(self, columns: Mapping[str, Any]) -> Any:
+    def remove_padding(self, columns: Mapping[str, Tensor]) -> Any:
         """Return a batch element without padding rows."""
         outputs = dict(columns)
         rows = self.tf.where(outputs.pop(PADDING_WEIGHT) > 0)[:, 0]
@@ -255,7 +260,7 @@ class _DatasetBuilder:
             {name: self.tf.gather(tensor, rows) for name, tensor in outputs.items()}
         )
 
-    def element(self, columns: Mapping[str, Any]) -> Any:
+    def element(self, columns: Mapping[str, Tensor]) -> Any:
         """Return a batch element: features, label and weight."""
         features = dict(columns)
         weight = features.pop(PADDING_WEIGHT, None)
@@ -320,7 +325,7 @@ class _Transfer:
             if name in self.short_strings
         ]
 
-    def prepare(self, arrays: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    def prepare(self, arrays: list[NumpyArray]) -> list[NumpyArray]:
         """Return the arrays to pass to TensorFlow."""
         if self.single_step:
             groups = len(self.packing.groups)
@@ -332,7 +337,7 @@ class _Transfer:
         return arrays
 
 
-def serialize_strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def serialize_strings(array: NumpyArray) -> NumpyArray:
     """Return an array of strings as a serialized ``TensorProto``, in an array of one object.
 
     TensorFlow parses it in half of the time that it takes to convert Python objects or numpy
@@ -397,7 +402,7 @@ class _DroppableBlocks:
 
 
 def distribute(
-    reader: Reader, strategy: Any, epochs: int, *, start_epoch: int, start_step: int
+    reader: Reader, strategy: Strategy, epochs: int, *, start_epoch: int, start_step: int
 ) -> Any:
     """Return a distributed dataset in which each input pipeline reads its own lanes."""
     import_tensorflow()
@@ -417,7 +422,12 @@ def distribute(
 
 
 def distribute_unpadded(
-    reader: Reader, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
+    reader: Reader,
+    strategy: Strategy,
+    epochs: int = 1,
+    *,
+    start_epoch: int = 0,
+    start_step: int = 0,
 ) -> Any:
     """Return a distributed dataset without padding; the last batches of an epoch are short.
 
@@ -441,7 +451,7 @@ def distribute_unpadded(
     return strategy.distribute_datasets_from_function(worker_dataset)
 
 
-def multi_replica_strategy(model: Any) -> Any | None:
+def multi_replica_strategy(model: KerasModel) -> Any | None:
     """Return the multi-replica ``tf.distribute`` strategy of a Keras model, if any."""
     for attribute in ("distribute_strategy", "_distribute_strategy"):
         strategy = getattr(model, attribute, None)
@@ -451,7 +461,7 @@ def multi_replica_strategy(model: Any) -> Any | None:
 
 
 @contextmanager
-def average_replicas(model: Any, strategy: Any) -> Iterator[None]:
+def average_replicas(model: KerasModel, strategy: Strategy) -> Iterator[None]:
     """Set per-replica variables to their mean over replicas, and restore them at exit.
 
     Such variables are the moving averages of BatchNormalization, whose means a saved model should
@@ -477,14 +487,14 @@ def average_replicas(model: Any, strategy: Any) -> Iterator[None]:
                 local.assign(value)
 
 
-def _is_averaged_over_replicas(tf: Any, variable: Any) -> bool:
+def _is_averaged_over_replicas(tf: Any, variable: Tensor) -> bool:
     return (
         getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
         and getattr(variable, "aggregation", None) == tf.VariableAggregation.MEAN
     )
 
 
-def worker_position(strategy: Any | None) -> tuple[int, int]:
+def worker_position(strategy: Strategy | None) -> tuple[int, int]:
     """Return the worker number of this process and the worker count; (0, 1) without a strategy.
 
     A chief is worker 0, as in the strategy's own input contexts.
@@ -501,7 +511,7 @@ def worker_position(strategy: Any | None) -> tuple[int, int]:
     return chiefs + int(resolver.task_id), chiefs + workers
 
 
-def write_objects(prefix: str, objects: Mapping[str, Any]) -> None:
+def write_objects(prefix: str, objects: Mapping[str, object]) -> None:
     """Write the variables of trackable objects.
 
     Under a strategy all workers must call this together.
@@ -509,14 +519,14 @@ def write_objects(prefix: str, objects: Mapping[str, Any]) -> None:
     import_tensorflow().train.Checkpoint(**objects).write(prefix)
 
 
-def read_objects(prefix: str, objects: Mapping[str, Any]) -> None:
+def read_objects(prefix: str, objects: Mapping[str, object]) -> None:
     """Read the variables of trackable objects."""
     # Without the assertion, an object that is not in the checkpoint would keep its initial values.
     import_tensorflow().train.Checkpoint(**objects).read(prefix).assert_existing_objects_matched()
 
 
 def keras_callback(
-    model: Any,
+    model: KerasModel,
     *,
     on_fit_start: Callable[[], None],
     on_epoch_start: Callable[[], None],
@@ -532,22 +542,22 @@ def keras_callback(
     keras = keras_module(model)
 
     class ReaderCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_train_begin(self, logs: Any = None) -> None:
+        def on_train_begin(self, logs: object = None) -> None:
             on_fit_start()
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
             after_epoch()
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
             on_epoch_start()
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
             after_step(batch + 1)
 
     return ReaderCallback()
 
 
-def keras_module(model: Any) -> Any:
+def keras_module(model: KerasModel) -> Any:
     """Return the package of a model: ``keras`` or ``tf_keras``."""
     import importlib
 
@@ -558,7 +568,7 @@ def keras_module(model: Any) -> Any:
     return importlib.import_module(name)
 
 
-def has_parameter_servers(strategy: Any) -> bool:
+def has_parameter_servers(strategy: Strategy) -> bool:
     """Return whether a strategy has parameter servers."""
     strategy_class = import_tensorflow().distribute.ParameterServerStrategy
     return isinstance(strategy, strategy_class)

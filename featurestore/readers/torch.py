@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, ReaderConfigError, UnsupportedType, listing
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.readers.batches import StepRange
-from featurestore.readers.columns import PADDING_WEIGHT, Ragged, to_ragged
+from featurestore.readers.columns import (
+    PADDING_WEIGHT,
+    NumpyArray,
+    NumpyDtype,
+    Ragged,
+    Tensor,
+    to_ragged,
+)
 from featurestore.readers.torch_workers import (
     DataLoader,
     IterableDataset,
@@ -120,7 +127,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         """Return the step at which an iteration that starts at ``step`` ends."""
         return self._position.end_from(step)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonDict:
         """Return the position of this process, for ``torchdata.StatefulDataLoader``.
 
         In a worker process, the position includes the number of steps that it has yielded.
@@ -136,7 +143,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         state = self.reader.state(epoch, step)
         return {**state, "workers": iteration.workers, "yielded": yielded}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         """Continue the next iteration at the position of ``state_dict``.
 
         Raises:
@@ -182,7 +189,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         for number in range(iteration.worker, len(ranges), iteration.workers):
             yield pack_range(blocks.read(ranges[number]))
 
-    def split_range(self, packed_range: Any) -> Iterator[Any]:
+    def split_range(self, packed_range: Tensor) -> Iterator[Any]:
         """Yield the elements of a range that a worker process yielded."""
         size = self.reader.order.worker_batch(self.world_size)
         yield from ElementBuilder(self.reader).elements(unpack_range(*packed_range), size)
@@ -219,7 +226,7 @@ class ElementBuilder:
     reader: Reader
     removes_padding: bool = False
 
-    def elements(self, arrays: Mapping[str, npt.NDArray[Any]], size: int) -> Iterator[Any]:
+    def elements(self, arrays: Mapping[str, NumpyArray], size: int) -> Iterator[Any]:
         """Yield the batch elements of a step range, with ``size`` rows each.
 
         Their tensors are views of the arrays.
@@ -248,18 +255,20 @@ class ElementBuilder:
         return tuple(element_parts) if len(element_parts) > 1 else columns
 
 
-def _split_batches(array: npt.NDArray[Any], size: int) -> Sequence[Any]:
+def _split_batches(array: NumpyArray, size: int) -> Sequence[Any]:
     """Split a column into batches: tensors, or lists for strings."""
     if array.dtype == object:
         return [array[start : start + size].tolist() for start in range(0, len(array), size)]
     if not array.flags.writeable:
         # The array is a view of a memory-mapped file, but tensors must be writable.
         array = array.copy()
-    batches: Sequence[Any] = torch.from_numpy(array).reshape(-1, size, *array.shape[1:]).unbind(0)
+    batches: Sequence[Tensor] = (
+        torch.from_numpy(array).reshape(-1, size, *array.shape[1:]).unbind(0)
+    )
     return batches
 
 
-def _ragged_tensors(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
+def _ragged_tensors(rows: Sequence[Any], items: NumpyDtype) -> Ragged:
     """Convert variable-length lists to tensors of values and row splits."""
     cells = np.empty(len(rows), dtype=object)
     for row, cell in enumerate(rows):
@@ -270,7 +279,7 @@ def _ragged_tensors(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
     return Ragged(torch.from_numpy(values), torch.from_numpy(splits))
 
 
-def _remove_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:
+def _remove_padding(columns: Mapping[str, Tensor], weight: Tensor) -> dict[str, Any]:
     # A batch of padding alone is kept, because all ranks must call their models equally often.
     if weight is None or bool(weight.all()) or not bool(weight.any()):
         return dict(columns)
@@ -370,13 +379,13 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
                 self._next += 1
                 yield element
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonDict:
         """Return the reader's state at the next step: a small JSON object."""
         reader: Reader = self.dataset.reader
         epoch, step = divmod(self._next, max(1, reader.steps_per_epoch))
         return reader.state(epoch, step)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         """Start the next iteration at the position of a loader state or reader state.
 
         Raises:
@@ -411,7 +420,7 @@ def distributed_rank() -> tuple[int, int]:
     return 0, 1
 
 
-def _identity(element: Any) -> Any:
+def _identity(element: Tensor) -> Any:
     """Return an element unchanged: elements are batches and need no collation."""
     return element
 

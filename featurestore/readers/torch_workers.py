@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import ManifestMismatch, ReaderConfigError, missing_extra
-from featurestore.readers.columns import Ragged
+from featurestore.model.json_object import JsonMapping
+from featurestore.readers.columns import NumpyArray, Ragged, Tensor
 from featurestore.readers.order import ORDER_VERSION
 from featurestore.readers.prefetch import ALIGNMENT
 
@@ -123,7 +123,7 @@ class Position:
         return Iteration(start, self.end_from(start), worker, workers)
 
 
-def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
+def step_from_state(reader: Reader, state: JsonMapping) -> int:
     """Check that a state belongs to a reader, and return its step, counted from epoch 0.
 
     Raises:
@@ -168,12 +168,12 @@ class _SharedColumn:
     kind: str
     shape: tuple[int, ...]
 
-    def view(self, memory: Any) -> npt.NDArray[Any]:
+    def view(self, memory: Tensor) -> NumpyArray:
         """Return the column as a view of the segment, a tensor of bytes."""
         return np.ndarray(self.shape, self.kind, buffer=memory.numpy(), offset=self.offset)
 
 
-def pack_range(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Any, dict[str, Any]]:
+def pack_range(arrays: Mapping[str, NumpyArray]) -> tuple[Any, dict[str, Any]]:
     """Copy the columns of a step range into one shared memory segment.
 
     Columns of strings and lists are not copied, since PyTorch pickles them.
@@ -193,7 +193,7 @@ def pack_range(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Any, dict[str, A
     return memory, columns
 
 
-def unpack_range(memory: Any, columns: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+def unpack_range(memory: Tensor, columns: Mapping[str, Tensor]) -> dict[str, NumpyArray]:
     """Return the columns of a packed range; numbers are views of its memory."""
     arrays = {}
     for name, column in columns.items():
@@ -234,7 +234,7 @@ def restore_columns(
     return {name: columns[name] for name in order}
 
 
-def pack_element(element: Any) -> Any:
+def pack_element(element: Tensor) -> Any:
     """Prepare a batch element for the transfer from a worker process."""
     if isinstance(element, Ragged):
         return element

@@ -22,11 +22,13 @@ from featurestore.readers.blocks import RecordBlocks, WindowBlocks
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
     Nulls,
+    NumpyArray,
+    NumpyDtype,
     SelectedColumn,
     select_columns,
 )
 
-Forms = dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]
+Forms = dict[str, tuple[NumpyDtype, tuple[int | None, ...]]]
 
 
 ArraysFunction = Callable[[Arrays], Arrays]
@@ -55,7 +57,7 @@ class Transform(Protocol):
         """The binary columns that are also accepted as uint8 arrays of shape (rows, bytes)."""
         ...
 
-    def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    def form(self, name: str) -> tuple[NumpyDtype, tuple[int, ...]] | None:
         """Return type and shape of a transformed column, or None if it is not transformed."""
         ...
 
@@ -64,8 +66,8 @@ class Transform(Protocol):
         ...
 
     def apply_chain(
-        self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
-    ) -> npt.NDArray[Any]:
+        self, name: str, data: NumpyArray, present: npt.NDArray[np.bool_] | None
+    ) -> NumpyArray:
         """Return the transformed values of a column."""
         ...
 
@@ -120,10 +122,10 @@ class TransformedColumns:
 def zero_based_label_codes(
     transform: Transform,
     name: str,
-    codes: npt.NDArray[Any],
+    codes: NumpyArray,
     *,
     real: npt.NDArray[np.bool_] | None = None,
-) -> npt.NDArray[Any]:
+) -> NumpyArray:
     """Shift label codes so that they start at 0, as loss functions require.
 
     Rows that ``real`` excludes (padding, and rows with weight 0) get the code 0.
@@ -211,7 +213,7 @@ class TransformedRecords:
         """Return the transformed columns of a step range, of shape (steps * batch, ...)."""
         return self.transform(self.source.read(steps))
 
-    def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
+    def read_packed(self, steps: StepRange, packing: Packing) -> list[NumpyArray]:
         """Return the transformed columns of a step range as packed arrays."""
         arrays = self.read(steps)
         packed = [

@@ -30,7 +30,7 @@ from featurestore.errors import (
     InvalidArgument,
     ThreadsUnavailable,
 )
-from featurestore.featuregroups import Write, get_or_create, insert
+from featurestore.featuregroups import WriteRequest, get_or_create, insert
 from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import check_name
 from featurestore.model.paths import FEATUREVIEWS
@@ -167,14 +167,12 @@ class VectorLog:
                 hint=f"features=['group.{SERVED_AT} as group_{SERVED_AT}'] in the feature view",
             )
         columns = pa.schema([*schema, pa.field(SERVED_AT, TIMESTAMP)])
-        declared = GroupOptions(event_time=SERVED_AT, compact="auto")
-        spec = get_or_create(
-            self._session,
-            columns.empty_table(),
+        request = WriteRequest(
             self._group,
-            declared=declared,
-            write=Write(inputs=self._inputs),
+            options=GroupOptions(event_time=SERVED_AT, compact="auto"),
+            inputs=self._inputs,
         )
+        spec = get_or_create(self._session, columns.empty_table(), request)
         # An existing group has this origin before it has the first vector.
         with self._session.registry.transaction() as connection:
             origins.record(connection, Object(GROUP, self._group, spec.version), [self._view])
@@ -282,8 +280,13 @@ class VectorLog:
             if self._table is None:
                 self._table = self._convert_batch()
             if self._table.num_rows:
-                write = Write(transaction=(self._application, self._number), inputs=self._inputs)
-                insert(self._session, self._table, self._group, version=self._version, write=write)
+                request = WriteRequest(
+                    self._group,
+                    version=self._version,
+                    transaction=(self._application, self._number),
+                    inputs=self._inputs,
+                )
+                insert(self._session, self._table, request)
         # The thread must survive errors of all libraries of a write.
         except Exception as error:
             self._failures += 1

@@ -17,7 +17,7 @@ import pyarrow as pa
 from featurestore.arrow.batches import is_item_rows, split_item_rows
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType, listing
 from featurestore.model.names import mask_name
-from featurestore.readers.columns import Ragged, to_numpy
+from featurestore.readers.columns import NumpyArray, Ragged, Tensor, to_numpy
 from featurestore.transform.ops import LEAST_FLOAT32, Lists, Ops, Value, flush_to_float32
 from featurestore.transform.rules import RULES
 from featurestore.transform.steps import Chain, Form, ValueType, arrow_type, form_of
@@ -32,8 +32,8 @@ ReadColumn = Callable[["FittedColumn", Any], tuple[Any, Any | None]]
 
 
 def transform_columns(
-    ops: Ops, transformations: Transformations, batch: Mapping[str, Any], read: ReadColumn
-) -> dict[str, Any]:
+    ops: Ops, transformations: Transformations, batch: Mapping[str, Tensor], read: ReadColumn
+) -> dict[str, Tensor]:
     """Transform the columns of a batch that have a chain; return the others unchanged.
 
     ``<name>_present`` is the mask of a column; missing numbers may also be NaN.
@@ -50,7 +50,9 @@ def transform_columns(
     return result
 
 
-def _transform_column(ops: Ops, column: FittedColumn, data: Any, present: Any | None) -> Any:
+def _transform_column(
+    ops: Ops, column: FittedColumn, data: Tensor, present: Tensor | None
+) -> Tensor:
     """Convert a column of a batch to its input kind, and apply its chain."""
     value_type = column.input_form.value_type
     if value_type == "whole" and ops.is_floating(data):
@@ -66,7 +68,7 @@ def _transform_column(ops: Ops, column: FittedColumn, data: Any, present: Any | 
     return apply_chain(ops, column.chain, value, column.output, narrow=column.narrow)
 
 
-def _combine_masks(ops: Ops, mask: Any | None, present: Any | None) -> Any | None:
+def _combine_masks(ops: Ops, mask: Tensor | None, present: Tensor | None) -> Tensor | None:
     """Combine two masks by logical and; return None if both are None."""
     if mask is None:
         return present
@@ -74,7 +76,7 @@ def _combine_masks(ops: Ops, mask: Any | None, present: Any | None) -> Any | Non
     return mask if present is None else mask & present
 
 
-def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: bool) -> Any:
+def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: bool) -> Tensor:
     """Apply a fitted chain and return an array of the output form.
 
     Args:
@@ -104,7 +106,7 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
     return _to_output(ops, value, form)
 
 
-def _to_output(ops: Ops, value: Value, form: Form) -> Any:
+def _to_output(ops: Ops, value: Value, form: Form) -> Tensor:
     """Convert the result of a chain to the output type."""
     if value.value_type == "code":
         return ops.cast(value.data, form.dtype)
@@ -123,9 +125,7 @@ def _to_output(ops: Ops, value: Value, form: Form) -> Any:
     return ops.cast(data, form.dtype)
 
 
-def decoded_to_value(
-    form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
-) -> Value:
+def decoded_to_value(form: Form, data: NumpyArray, present: npt.NDArray[np.bool_] | None) -> Value:
     """Convert a decoded array and its mask to a ``Value``."""
     if form.value_type == "list":
         return Value("list", to_lists(data, form.item), present)
@@ -140,7 +140,7 @@ def decoded_to_value(
 
 def decode_column(
     column: FittedColumn, values: Any
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+) -> tuple[NumpyArray, npt.NDArray[np.bool_] | None]:
     """Convert values to an array as readers decode it, with bytes for strings, and to its mask."""
     if column.input_form.value_type in ("text", "binary"):
         return _encode_strings(values)
@@ -158,16 +158,14 @@ def decode_column(
     ), present
 
 
-def _find_present_integers(
-    data: npt.NDArray[Any], column: FittedColumn
-) -> npt.NDArray[np.bool_] | None:
+def _find_present_integers(data: NumpyArray, column: FittedColumn) -> npt.NDArray[np.bool_] | None:
     """Return the mask of non-missing integers if they are floats with NaN, else None."""
     if column.input_form.value_type == "number" or data.dtype.kind != "f":
         return None
     return ~np.isnan(data)
 
 
-def _encode_strings(strings: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+def _encode_strings(strings: Any) -> tuple[NumpyArray, npt.NDArray[np.bool_] | None]:
     """Encode strings as bytes, and return them with the mask of values that are not missing."""
     values = np.asarray(strings, dtype=object)
     data = np.full(values.shape, b"", dtype=object)
@@ -183,9 +181,7 @@ def _encode_strings(strings: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool
     return data, None if present.all() else present
 
 
-def _to_list_arrays(
-    rows: Any, item: str | None
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+def _to_list_arrays(rows: Any, item: str | None) -> tuple[NumpyArray, npt.NDArray[np.bool_] | None]:
     """Convert lists or ``Ragged`` to an object array of arrays; None is a missing list."""
     if isinstance(rows, Ragged):
         values = rows.values
@@ -217,7 +213,7 @@ def to_value(column: pa.Array, *, name: str) -> Value:
     return decoded_to_value(form, data, present)
 
 
-def to_lists(rows: npt.NDArray[Any], item: ValueType | None) -> Lists:
+def to_lists(rows: NumpyArray, item: ValueType | None) -> Lists:
     """Convert an object array of arrays to ``Lists``; elements that are not arrays become empty.
 
     The result of ``create_item_rows`` is accepted as well.
@@ -240,7 +236,9 @@ def to_lists(rows: npt.NDArray[Any], item: ValueType | None) -> Lists:
     return Lists(np.concatenate(item_arrays), lengths)
 
 
-def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
+def apply_to_arrays(
+    transformations: Transformations, batch: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Transform the columns of a batch of arrays."""
     result: dict[str, Any] = {}
     for name, values in batch.items():

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
+from featurestore.readers.columns import NumpyArray
 from featurestore.readers.prefetch import BufferPool
 from featurestore.transform.encoded_rows import decode_rows
 
@@ -30,7 +31,7 @@ _BUFFERS = BufferPool()
 
 
 def decode_audio(
-    files: npt.NDArray[Any],
+    files: NumpyArray,
     present: npt.NDArray[np.bool_] | None,
     *,
     samples: int,

@@ -6,23 +6,23 @@ The decoders release the GIL, so threads decode in parallel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featurestore.model.runtime import usable_cores
 from featurestore.model.threads import independent_tasks
+from featurestore.readers.columns import NumpyArray
 
 # Number of files per thread task.
 _TASK_FILES = 64
 
 
 def decode_rows(
-    files: npt.NDArray[Any],
+    files: NumpyArray,
     present: npt.NDArray[np.bool_] | None,
     *,
-    target: npt.NDArray[Any],
+    target: NumpyArray,
     decode: Callable[[int, bytes], None],
     threads_name: str,
 ) -> None:

@@ -23,9 +23,10 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject, MalformedJson
 from featurestore.model.statistics import ColumnStatistics
 from featurestore.plugins.engine import Accumulator
+from featurestore.readers.columns import NumpyArray
 from featurestore.transform.apply import to_value
 from featurestore.transform.ops import NumpyOps, Value
 from featurestore.transform.rules import RULES
@@ -34,7 +35,7 @@ from featurestore.transform.steps import Chain, Form, Step, form_of
 
 # Pending tables are merged once they have more values than this and than the merged table.
 _PENDING = 1_000_000
-ChainsJson = Mapping[str, Sequence[Mapping[str, Any]]]
+ChainsJson = Mapping[str, Sequence[JsonMapping]]
 _OPS = NumpyOps()
 
 
@@ -151,16 +152,14 @@ def fit_on_sample(
     return Chain(tuple(steps))
 
 
-def _fit_step(name: str, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+def _fit_step(name: str, step: Step, sample: Sample, form: Form) -> JsonMapping:
     try:
         return RULES[step.rule].fit(step, sample, form)
     except InvalidArgument as error:
         raise InvalidArgument(f"Column {name!r}: {error.message}", hint=error.hint) from error
 
 
-def chains_to_json(
-    chains: Mapping[str, Chain], schema: pa.Schema
-) -> dict[str, list[dict[str, Any]]]:
+def chains_to_json(chains: Mapping[str, Chain], schema: pa.Schema) -> dict[str, list[JsonDict]]:
     """Convert chains to JSON after checking them against the types of known columns.
 
     Chains of label columns are checked when a dataset is created.
@@ -335,11 +334,11 @@ def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
 
 def _append_missing_value(values: Any, form: Form, *, missing: int) -> tuple[Any, Any | None]:
     """Append a missing value if any row has one; return the values and their mask."""
-    dtypes: dict[str, Any] = {"number": np.float64, "whole": np.int64}
-    data = np.asarray(values, dtype=dtypes.get(form.value_type, object))
+    dtypes: dict[str, type] = {"number": np.float64, "whole": np.int64}
+    data: NumpyArray = np.asarray(values, dtype=dtypes.get(form.value_type, object))
     if not missing:
         return data, None
-    zeros: dict[str, Any] = {"number": np.nan, "whole": 0}
+    zeros: dict[str, float] = {"number": np.nan, "whole": 0}
     absent = np.array([zeros.get(form.value_type, b"")], dtype=data.dtype)
     data = np.concatenate([data, absent])
     if form.value_type == "number":

@@ -17,7 +17,15 @@ import numpy.typing as npt
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument, listing
 from featurestore.model import display
-from featurestore.model.json_object import JsonObject, MalformedJson, check_format, seal, unseal
+from featurestore.model.json_object import (
+    JsonDict,
+    JsonObject,
+    MalformedJson,
+    check_format,
+    seal,
+    unseal,
+)
+from featurestore.readers.columns import NumpyArray, NumpyDtype, Tensor
 from featurestore.transform.apply import apply_chain, apply_to_arrays, decoded_to_value
 from featurestore.transform.fit import output_form
 from featurestore.transform.ops import NumpyOps
@@ -110,7 +118,7 @@ class Transformations:
             f"{listing(each.name for each in self.columns)}."
         )
 
-    def apply(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def apply(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Transform the columns of a batch that have a chain; return the others unchanged.
 
         Args:
@@ -126,13 +134,13 @@ class Transformations:
         return apply_to_arrays(self, batch)
 
     def apply_chain(
-        self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
-    ) -> npt.NDArray[Any]:
+        self, name: str, data: NumpyArray, present: npt.NDArray[np.bool_] | None
+    ) -> NumpyArray:
         """Transform the decoded values of a column."""
         column = self[name]
         with np.errstate(all="ignore"):
             value = decoded_to_value(column.input_form, data, present)
-            result: npt.NDArray[Any] = apply_chain(
+            result: NumpyArray = apply_chain(
                 _NUMPY, column.chain, value, column.output, narrow=column.narrow
             )
         return result
@@ -164,7 +172,7 @@ class Transformations:
             name for name, step in first_steps.items() if RULES[step.rule].takes_byte_rows(step)
         )
 
-    def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    def form(self, name: str) -> tuple[NumpyDtype, tuple[int, ...]] | None:
         """Return type and shape of a transformed column, or None if it is not transformed."""
         if name not in self:
             return None
@@ -195,7 +203,7 @@ class Transformations:
 
         return pa.schema(fields)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert the transformations to a JSON object."""
         columns = []
         for column in self.columns:
@@ -304,7 +312,7 @@ class Preprocessor:
 
     transformations: Transformations
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Transform the columns of a batch that have a chain; return the others unchanged."""
         return self.transformations.apply(batch)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.runtime import ForkSafeLock
+from featurestore.readers.columns import NumpyArray
 from featurestore.readers.prefetch import BufferPool
 from featurestore.transform.encoded_rows import decode_rows
 
@@ -36,7 +37,7 @@ _LARGE_LOCK = ForkSafeLock()
 
 
 def decode_images(
-    encoded_images: npt.NDArray[Any],
+    encoded_images: NumpyArray,
     present: npt.NDArray[np.bool_] | None,
     *,
     height: int,
@@ -79,7 +80,7 @@ def decode_images(
 
 
 def reshape_raw_images(
-    encoded_images: npt.NDArray[Any],
+    encoded_images: NumpyArray,
     present: npt.NDArray[np.bool_] | None,
     *,
     shape: tuple[int, ...],
@@ -215,7 +216,7 @@ class _Decoder:
         # Gray pixels have no channel dimension.
         target[:] = pixels.reshape(target.shape)
 
-    def _load_pixels(self, file: Any) -> npt.NDArray[Any]:
+    def _load_pixels(self, file: Any) -> NumpyArray:
         """Check the declared size of an opened file and return its pixels.
 
         Raises:
@@ -236,7 +237,7 @@ class _Decoder:
             return False
         return not (self._uses_exif and _has_png_orientation(encoded))
 
-    def _convert_pixels(self, file: Any) -> npt.NDArray[Any]:
+    def _convert_pixels(self, file: Any) -> NumpyArray:
         """Convert a loaded image to the output size, channels and dtype."""
         transpose = self._find_transpose(file)
         # The mode of 16-bit gray images is "I;16", or "I" before Pillow 11. Do not let Pillow
@@ -256,7 +257,7 @@ class _Decoder:
             return pixels.astype(np.uint16) * np.uint16(257)
         return pixels
 
-    def _convert_deep_gray(self, file: Any, transpose: str | None) -> npt.NDArray[Any]:
+    def _convert_deep_gray(self, file: Any, transpose: str | None) -> NumpyArray:
         """Convert a 16-bit gray image, which is resized before it is rounded to 8 bits."""
         samples = np.asarray(file)
         # Resize floats, since Pillow resizes 16-bit integers correctly only since version 10.3.

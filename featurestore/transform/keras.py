@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from featurestore.errors import InvalidArgument, missing_extra
+from featurestore.readers.columns import NumpyDtype, Tensor
 from featurestore.transform.apply import transform_columns
 from featurestore.transform.fitted import Transformations
 from featurestore.transform.ops import KEY, SEPARATORS, Value, siphash
@@ -39,7 +40,7 @@ class TensorFlowOps:
             raise missing_extra("tensorflow", "tensorflow") from error
         self._tf: Any = tensorflow
 
-    def number(self, value: Value) -> Any:
+    def number(self, value: Value) -> Tensor:
         tf = self._tf
         data = tf.cast(value.data, tf.float64)
         present = value.present
@@ -49,23 +50,23 @@ class TensorFlowOps:
             return data
         return tf.where(self._broadcast_mask(present, data), data, self._float_constant(np.nan))
 
-    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+    def where(self, condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         # tf.where does not promote types, so scalars are converted to the type of the other
         # argument.
         dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
         yes = self._tf.convert_to_tensor(yes, dtype)
         return self._tf.where(condition, yes, self._tf.convert_to_tensor(no, dtype))
 
-    def is_floating(self, data: Any) -> bool:
+    def is_floating(self, data: Tensor) -> bool:
         return bool(data.dtype.is_floating)
 
-    def isnan(self, data: Any) -> Any:
+    def isnan(self, data: Tensor) -> Tensor:
         return self._tf.math.is_nan(data)
 
-    def floor(self, data: Any) -> Any:
+    def floor(self, data: Tensor) -> Tensor:
         return self._tf.floor(data)
 
-    def exponent(self, data: Any) -> tuple[Any, Any]:
+    def exponent(self, data: Tensor) -> tuple[Tensor, Tensor]:
         tf = self._tf
         # TensorFlow has no frexp, so the mantissa and the exponent are extracted from the bits.
         bits = tf.bitcast(data, tf.int64)
@@ -78,7 +79,7 @@ class TensorFlowOps:
         ) - self._integer_constant(_EXPONENT_BIAS)
         return tf.bitcast(mantissa, tf.float64), tf.cast(exponent, tf.float64)
 
-    def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
+    def count_up_to(self, edges: Sequence[float], data: Tensor) -> Tensor:
         tf = self._tf
         if not edges:
             return tf.zeros(tf.shape(data), tf.int64)
@@ -105,7 +106,7 @@ class TensorFlowOps:
         is_match = tf.gather(tf.constant(strings[order]), candidates) == wanted_values
         return tf.where(is_match, tf.gather(tf.constant(order.astype(np.int64)), candidates), -1)
 
-    def bucket(self, value: Value, buckets: int) -> Any:
+    def bucket(self, value: Value, buckets: int) -> Tensor:
         tf = self._tf
         strings = value.data
         if value.value_type == "whole":
@@ -125,7 +126,9 @@ class TensorFlowOps:
         filled = tf.reshape(words.to_tensor(default_value="", shape=(None, length)), shape)
         return Value("text", filled, filled != "")
 
-    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
+    def pad_lists(
+        self, lists: Tensor, length: int, *, last: bool
+    ) -> tuple[ValueType, Tensor, Tensor]:
         tf = self._tf
         if not isinstance(lists, tf.RaggedTensor):
             lists = tf.RaggedTensor.from_tensor(lists)  # lists of equal length
@@ -139,38 +142,40 @@ class TensorFlowOps:
         present = tf.sequence_mask(tf.minimum(lists.row_lengths(), length), length)
         return value_type, lists.to_tensor(shape=(None, length)), present
 
-    def stack(self, arrays: Sequence[Any]) -> Any:
+    def stack(self, arrays: Sequence[Tensor]) -> Tensor:
         return self._tf.stack(arrays, axis=-1)
 
-    def one_hot(self, codes: Any, size: int) -> Any:
+    def one_hot(self, codes: Tensor, size: int) -> Tensor:
         return self._tf.one_hot(codes, size, dtype=self._tf.float64)
 
-    def cast(self, data: Any, dtype: str) -> Any:
+    def cast(self, data: Tensor, dtype: str) -> Tensor:
         return self._tf.cast(data, dtype)
 
-    def constant(self, value: Any, value_type: ValueType) -> Any:
+    def constant(self, value: Any, value_type: ValueType) -> Tensor:
         if value_type == "text":
             return self._tf.constant(value.encode())
         return self._integer_constant(value)
 
-    def _search(self, ordered: Any, data: Any, *, side: str) -> Any:
+    def _search(self, ordered: Tensor, data: Tensor, *, side: str) -> Tensor:
         tf = self._tf
         flat = tf.searchsorted(ordered, tf.reshape(data, [-1]), side=side, out_type=tf.int64)
         return tf.reshape(flat, tf.shape(data))
 
-    def _broadcast_mask(self, present: Any, data: Any) -> Any:
+    def _broadcast_mask(self, present: Tensor, data: Tensor) -> Tensor:
         for _ in range(len(data.shape) - len(present.shape)):
             present = present[..., None]
         return present
 
-    def _float_constant(self, value: float) -> Any:
+    def _float_constant(self, value: float) -> Tensor:
         return self._tf.constant(value, self._tf.float64)
 
-    def _integer_constant(self, value: int) -> Any:
+    def _integer_constant(self, value: int) -> Tensor:
         return self._tf.constant(value, self._tf.int64)
 
 
-def transform_tensors(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
+def transform_tensors(
+    transformations: Transformations, batch: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Transform the columns of a batch that have a chain; return the others unchanged.
 
     A tensor ``<name>_present`` is the mask of a column; missing numbers may also be NaN.
@@ -202,8 +207,8 @@ def preprocessor_layer(fitted: Transformations, framework: str) -> Any:
 
 
 def input_layers(
-    forms: Mapping[str, tuple[np.dtype[Any], tuple[int | None, ...]]], framework: str
-) -> dict[str, Any]:
+    forms: Mapping[str, tuple[NumpyDtype, tuple[int | None, ...]]], framework: str
+) -> dict[str, Tensor]:
     """Return a Keras input layer for each feature; the shape (None,) means ragged tensors."""
     keras = _import_keras(framework)
     inputs = {}
@@ -242,10 +247,10 @@ def _layer_class(framework: str) -> Any:
             self._spec = dict(transformations)
             self._fitted = Transformations.from_json(self._spec)
 
-        def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        def call(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return transform_tensors(self._fitted, inputs)
 
-        def compute_output_spec(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        def compute_output_spec(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             # Without this method, Keras 3 would trace ``call`` with dense tensors even if inputs
             # are ragged.
             result = {}

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.arrow.float32 import BEYOND_FLOAT32
+from featurestore.readers.columns import NumpyArray, Tensor
 from featurestore.transform.steps import ValueType
 
 # A pattern for word separators that has the same meaning in Python (bytes) and RE2 (UTF-8).
@@ -48,15 +49,15 @@ class Value:
     """
 
     value_type: ValueType
-    data: Any
-    present: Any | None = None
+    data: Tensor
+    present: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Lists:
     """Variable-length lists: the concatenated items of all rows, and the length of each list."""
 
-    items: npt.NDArray[Any]
+    items: NumpyArray
     lengths: npt.NDArray[np.int64]
 
 
@@ -67,31 +68,31 @@ class Ops(Protocol):
     every library.
     """
 
-    def number(self, value: Value) -> Any:
+    def number(self, value: Value) -> Tensor:
         """Convert numeric values or codes to float64; missing values and code 0 become NaN."""
         ...
 
-    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+    def where(self, condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         """Return ``yes`` where the condition is true, else ``no``; either may be a scalar."""
         ...
 
-    def is_floating(self, data: Any) -> bool:
+    def is_floating(self, data: Tensor) -> bool:
         """Return whether an array has a floating-point type."""
         ...
 
-    def isnan(self, data: Any) -> Any:
+    def isnan(self, data: Tensor) -> Tensor:
         """Return the mask of NaN."""
         ...
 
-    def floor(self, data: Any) -> Any:
+    def floor(self, data: Tensor) -> Tensor:
         """Return the floor of each number."""
         ...
 
-    def exponent(self, data: Any) -> tuple[Any, Any]:
+    def exponent(self, data: Tensor) -> tuple[Tensor, Tensor]:
         """Return (m, e) such that data = m * 2**e and 1 <= m < 2, for normal positive numbers."""
         ...
 
-    def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
+    def count_up_to(self, edges: Sequence[float], data: Tensor) -> Tensor:
         """Return how many of the ascending edges are <= each number, as int64; 0 for NaN."""
         ...
 
@@ -99,7 +100,7 @@ class Ops(Protocol):
         """Return the index of each value in a vocabulary, as int64; -1 for unknown values."""
         ...
 
-    def bucket(self, value: Value, buckets: int) -> Any:
+    def bucket(self, value: Value, buckets: int) -> Tensor:
         """Return the hash bucket of each string, or of each integer's digits, as int64."""
         ...
 
@@ -107,26 +108,28 @@ class Ops(Protocol):
         """Split each string into words of shape (..., length); missing after the last word."""
         ...
 
-    def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
+    def pad_lists(
+        self, lists: Tensor, length: int, *, last: bool
+    ) -> tuple[ValueType, Tensor, Tensor]:
         """Pad or truncate lists; return the item kind, items of shape (rows, length), and a mask.
 
         Padding items are zeros or empty strings.
         """
         ...
 
-    def stack(self, arrays: Sequence[Any]) -> Any:
+    def stack(self, arrays: Sequence[Tensor]) -> Tensor:
         """Stack arrays in a new last dimension."""
         ...
 
-    def one_hot(self, codes: Any, size: int) -> Any:
+    def one_hot(self, codes: Tensor, size: int) -> Tensor:
         """Return float64 one-hot vectors of shape (..., size)."""
         ...
 
-    def cast(self, data: Any, dtype: str) -> Any:
+    def cast(self, data: Tensor, dtype: str) -> Tensor:
         """Cast numbers to a type that can represent them."""
         ...
 
-    def constant(self, value: Any, value_type: ValueType) -> Any:
+    def constant(self, value: Any, value_type: ValueType) -> Tensor:
         """Convert a string or an integer to a scalar of the library."""
         ...
 
@@ -145,23 +148,23 @@ class NumpyOps:
             return data
         return np.where(self._broadcast_mask(present, data), data, np.nan)
 
-    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+    def where(self, condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         return np.where(condition, yes, no)
 
-    def is_floating(self, data: Any) -> bool:
+    def is_floating(self, data: Tensor) -> bool:
         return bool(np.issubdtype(data.dtype, np.floating))
 
-    def isnan(self, data: Any) -> Any:
+    def isnan(self, data: Tensor) -> Tensor:
         return np.isnan(data)
 
-    def floor(self, data: Any) -> Any:
+    def floor(self, data: Tensor) -> Tensor:
         return np.floor(data)
 
-    def exponent(self, data: Any) -> tuple[Any, Any]:
+    def exponent(self, data: Tensor) -> tuple[Tensor, Tensor]:
         half, exponent = np.frexp(data)
         return half * 2.0, (exponent - 1).astype(np.float64)
 
-    def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
+    def count_up_to(self, edges: Sequence[float], data: Tensor) -> Tensor:
         counts = np.searchsorted(np.array(edges, dtype=np.float64), data, side="right")
         return np.where(np.isnan(data), 0, counts).astype(np.int64)
 
@@ -180,7 +183,7 @@ class NumpyOps:
         )
         return np.where(sorted_vocabulary[candidates] == keys, order[candidates], -1)
 
-    def bucket(self, value: Value, buckets: int) -> Any:
+    def bucket(self, value: Value, buckets: int) -> Tensor:
         data = np.asarray(value.data)
         if value.value_type == "whole":
             # An int64 has at most 20 characters, including the sign.
@@ -197,25 +200,27 @@ class NumpyOps:
         shape = *strings.shape, length
         return Value("text", words.reshape(shape), is_word.reshape(shape))
 
-    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
+    def pad_lists(
+        self, lists: Lists, length: int, *, last: bool
+    ) -> tuple[ValueType, Tensor, Tensor]:
         rows, present = pad_rows(lists, length, last=last)
         return item_kind(lists), rows, present
 
-    def stack(self, arrays: Sequence[Any]) -> Any:
+    def stack(self, arrays: Sequence[Tensor]) -> Tensor:
         return np.stack(arrays, axis=-1)
 
-    def one_hot(self, codes: Any, size: int) -> Any:
+    def one_hot(self, codes: Tensor, size: int) -> Tensor:
         return (np.asarray(codes)[..., None] == np.arange(size)).astype(np.float64)
 
-    def cast(self, data: Any, dtype: str) -> Any:
+    def cast(self, data: Tensor, dtype: str) -> Tensor:
         return np.asarray(data).astype(dtype, copy=False)
 
-    def constant(self, value: Any, value_type: ValueType) -> Any:
+    def constant(self, value: Any, value_type: ValueType) -> Tensor:
         if value_type == "text":
             return np.array(value.encode(), dtype=object)
         return np.int64(value)
 
-    def _broadcast_mask(self, present: Any, data: Any) -> Any:
+    def _broadcast_mask(self, present: Tensor, data: Tensor) -> Tensor:
         """Append dimensions to a row mask, so that it broadcasts to the shape of the values."""
         return np.reshape(present, present.shape + (1,) * (data.ndim - present.ndim))
 
@@ -226,9 +231,7 @@ def item_kind(lists: Lists) -> ValueType:
     return kinds.get(lists.items.dtype.kind, "text")
 
 
-def pad_rows(
-    lists: Lists, length: int, *, last: bool
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+def pad_rows(lists: Lists, length: int, *, last: bool) -> tuple[NumpyArray, npt.NDArray[np.bool_]]:
     """Pad or truncate lists to an array of shape (rows, length), and return it with its mask.
 
     >>> rows, present = pad_rows(Lists(np.array([1, 2, 3]), np.array([2, 0, 1])), 1, last=True)
@@ -248,7 +251,7 @@ def pad_rows(
     return rows, present
 
 
-def _find_strings(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _find_strings(vocabulary: Sequence[str], data: NumpyArray) -> npt.NDArray[np.int64]:
     """Return the index of each string in a vocabulary, -1 for unknown strings."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -260,7 +263,7 @@ def _find_strings(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.NDAr
     return positions.reshape(data.shape)
 
 
-def log1p(ops: Ops, x: Any) -> Any:
+def log1p(ops: Ops, x: Tensor) -> Tensor:
     """Return log(1 + x): -inf at -1, NaN below it."""
     # In this range, 1 + x is between sqrt(1/2) and sqrt(2).
     is_near_zero = (x > -0.29) & (x < 0.41)
@@ -280,7 +283,7 @@ def log1p(ops: Ops, x: Any) -> Any:
     return ops.where(x == math.inf, math.inf, logarithm)
 
 
-def sine_and_cosine(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
+def sine_and_cosine(ops: Ops, x: Tensor, *, per_period: float) -> tuple[Tensor, Tensor]:
     """Return sine and cosine of 2 pi x * per_period, which are NaN for infinities."""
     turns = x * per_period
     # The angle is reduced to at most pi/4, where the first terms of the series suffice for float64.
@@ -300,7 +303,7 @@ def sine_and_cosine(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
     return ops.where(negates_sine, -first, first), ops.where(negates_cosine, -second, second)
 
 
-def flush_to_float32(ops: Ops, x: Any) -> Any:
+def flush_to_float32(ops: Ops, x: Tensor) -> Tensor:
     """Replace numbers below the normal float32 range by 0, and numbers above it by infinity.
 
     Libraries differ in whether they keep subnormal numbers, and in the sign of the resulting zeros.
@@ -310,7 +313,7 @@ def flush_to_float32(ops: Ops, x: Any) -> Any:
     return ops.where(x <= -BEYOND_FLOAT32, -math.inf, x)
 
 
-def _evaluate_polynomial(coefficients: tuple[float, ...], z: Any) -> Any:
+def _evaluate_polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
     """Evaluate a polynomial by Horner's rule."""
     total = z * coefficients[-1] + coefficients[-2]
     for coefficient in coefficients[-3::-1]:
@@ -319,8 +322,8 @@ def _evaluate_polynomial(coefficients: tuple[float, ...], z: Any) -> Any:
 
 
 def split_words(
-    strings: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None, *, lower: bool, length: int
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    strings: NumpyArray, present: npt.NDArray[np.bool_] | None, *, lower: bool, length: int
+) -> tuple[NumpyArray, npt.NDArray[np.bool_]]:
     """Split strings into words; return the first ones as (rows, length), and their mask.
 
     Only ASCII letters are converted to lower case.
@@ -364,7 +367,7 @@ def siphash(strings: list[bytes]) -> Words:
     return result
 
 
-def hash_to_buckets(strings: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.int64]:
+def hash_to_buckets(strings: NumpyArray, buckets: int) -> npt.NDArray[np.int64]:
     """Return the hash bucket of each string; each distinct string is hashed once."""
     import pyarrow as pa
 

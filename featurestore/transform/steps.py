@@ -6,11 +6,12 @@ rules implement the behavior.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore.errors import InvalidArgument, UnsupportedType
+from featurestore.model.json_object import JsonDict, JsonMapping
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,14 +29,14 @@ class Step:
     """
 
     rule: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    fitted: Mapping[str, Any] | None = None
+    options: JsonMapping = field(default_factory=dict)
+    fitted: JsonMapping | None = None
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     fit: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the step as a JSON object."""
-        data: dict[str, Any] = {"rule": self.rule, "options": dict(self.options)}
+        data: JsonDict = {"rule": self.rule, "options": dict(self.options)}
         if self.fitted is not None:
             data["fitted"] = dict(self.fitted)
         return data
@@ -97,9 +98,9 @@ class Form:
         """Return a copy with additional dimensions."""
         return replace(self, shape=(*self.shape, *more))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert an output form to JSON."""
-        data: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
+        data: JsonDict = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.size is not None:
             data["size"] = self.size
         return data

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from featurestore.errors import missing_extra
+from featurestore.readers.columns import Tensor
 from featurestore.transform.apply import decode_column, to_lists, transform_columns
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.ops import Lists, NumpyOps, Value, item_kind, pad_rows
@@ -33,7 +34,7 @@ class TorchOps:
         self._torch: Any = import_torch()
         self._numpy = NumpyOps()
 
-    def number(self, value: Value) -> Any:
+    def number(self, value: Value) -> Tensor:
         torch = self._torch
         data = torch.as_tensor(value.data).to(torch.float64)
         present = value.present
@@ -43,26 +44,26 @@ class TorchOps:
             return data
         return torch.where(self._broadcast_mask(present, data), data, np.nan)
 
-    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+    def where(self, condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         # Strings are numpy arrays, which torch.where does not accept.
         if isinstance(yes, np.ndarray):
             return np.where(self._to_numpy(condition), yes, no)
         return self._torch.where(condition, yes, no)
 
-    def is_floating(self, data: Any) -> bool:
+    def is_floating(self, data: Tensor) -> bool:
         return bool(data.is_floating_point())
 
-    def isnan(self, data: Any) -> Any:
+    def isnan(self, data: Tensor) -> Tensor:
         return self._torch.isnan(data)
 
-    def floor(self, data: Any) -> Any:
+    def floor(self, data: Tensor) -> Tensor:
         return self._torch.floor(data)
 
-    def exponent(self, data: Any) -> tuple[Any, Any]:
+    def exponent(self, data: Tensor) -> tuple[Tensor, Tensor]:
         half, exponent = self._torch.frexp(data)
         return half * 2.0, (exponent - 1).to(self._torch.float64)
 
-    def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
+    def count_up_to(self, edges: Sequence[float], data: Tensor) -> Tensor:
         torch = self._torch
         edge_tensor = torch.tensor(list(edges), dtype=torch.float64, device=data.device)
         counts = torch.searchsorted(edge_tensor, data.contiguous(), right=True)
@@ -71,31 +72,33 @@ class TorchOps:
     def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
         return self._torch.from_numpy(self._numpy.position(vocabulary, self._as_numpy(value)))
 
-    def bucket(self, value: Value, buckets: int) -> Any:
+    def bucket(self, value: Value, buckets: int) -> Tensor:
         return self._torch.from_numpy(self._numpy.bucket(self._as_numpy(value), buckets))
 
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
         words = self._numpy.words(self._as_numpy(value), lower=lower, length=length)
         return Value("text", words.data, self._torch.from_numpy(words.present))
 
-    def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[ValueType, Any, Any]:
+    def pad_lists(
+        self, lists: Lists, length: int, *, last: bool
+    ) -> tuple[ValueType, Tensor, Tensor]:
         rows, present = pad_rows(lists, length, last=last)
         if rows.dtype != object:
             rows = self._torch.from_numpy(rows)
         return item_kind(lists), rows, self._torch.from_numpy(present)
 
-    def stack(self, arrays: Sequence[Any]) -> Any:
+    def stack(self, arrays: Sequence[Tensor]) -> Tensor:
         return self._torch.stack(list(arrays), dim=-1)
 
-    def one_hot(self, codes: Any, size: int) -> Any:
+    def one_hot(self, codes: Tensor, size: int) -> Tensor:
         torch = self._torch
         positions = torch.arange(size, device=codes.device)
         return (codes[..., None] == positions).to(torch.float64)
 
-    def cast(self, data: Any, dtype: str) -> Any:
+    def cast(self, data: Tensor, dtype: str) -> Tensor:
         return self._torch.as_tensor(data).to(getattr(self._torch, dtype))
 
-    def constant(self, value: Any, value_type: ValueType) -> Any:
+    def constant(self, value: Any, value_type: ValueType) -> Tensor:
         if value_type == "text":
             return self._numpy.constant(value, value_type)
         return self._torch.tensor(value, dtype=self._torch.int64)
@@ -106,18 +109,20 @@ class TorchOps:
             present = self._to_numpy(present)
         return Value(value.value_type, self._to_numpy(value.data), present)
 
-    def _to_numpy(self, data: Any) -> Any:
+    def _to_numpy(self, data: Tensor) -> Tensor:
         if isinstance(data, np.ndarray):
             return data
         return data.detach().cpu().numpy()
 
-    def _broadcast_mask(self, present: Any, data: Any) -> Any:
+    def _broadcast_mask(self, present: Tensor, data: Tensor) -> Tensor:
         for _ in range(len(data.shape) - len(present.shape)):
             present = present[..., None]
         return present
 
 
-def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
+def transform_batch(
+    transformations: Transformations, batch: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Transform the columns of a batch that have a chain; return the others unchanged.
 
     Strings are lists or arrays of str or bytes, with None for missing values. Other columns are
@@ -157,7 +162,7 @@ def preprocessor_module(fitted: Transformations) -> Any:
             super().__init__()
             self.transformations = fitted
 
-        def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return transform_batch(self.transformations, batch)
 
         def get_extra_state(self) -> dict[str, Any]:

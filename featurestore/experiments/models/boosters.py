@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, ModelDamaged
+from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.readers.columns import NumpyArray
 
 ENDINGS = (".json", ".ubj", ".txt")
 _XGBOOST_START = re.compile(rb'\s*\{\s*"(learner|version)"|\{L\0{7}\x07(learner|version)')
@@ -113,8 +114,8 @@ class _Decoder:
             marker = self.read_marker()
         return items
 
-    def _read_object(self) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _read_object(self) -> JsonDict:
+        values: JsonDict = {}
         marker = self.read_marker()
         while marker != "}":
             name = self._read_text(marker)
@@ -186,10 +187,10 @@ def load_booster(content: bytes, flavor: str) -> Any:
     return library.Booster(model_str=content.decode())
 
 
-def make_predictor(booster: Any, flavor: str) -> Callable[[Any], Mapping[str, npt.NDArray[Any]]]:
+def make_predictor(booster: Any, flavor: str) -> Callable[[Any], Mapping[str, NumpyArray]]:
     """Return the prediction function of a booster, which takes a matrix or a DataFrame."""
 
-    def predict(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
+    def predict(model_input: Any) -> Mapping[str, NumpyArray]:
         if isinstance(model_input, Mapping):
             raise InvalidArgument(
                 f"A booster of {flavor} takes a matrix or a DataFrame, not one array per column.",
@@ -252,7 +253,7 @@ def _check_xgboost(content: bytes) -> tuple[list[str], bytes]:
     return [], json.dumps(model).encode()
 
 
-def _are_text_categories(categories: Mapping[str, Any], features: int) -> bool:
+def _are_text_categories(categories: JsonMapping, features: int) -> bool:
     """Check the texts of a DataFrame's categories; return False for other categories."""
     if any(set(column) != {"offsets", "values"} for column in categories["enc"]):
         return False
@@ -270,7 +271,7 @@ def _are_text_categories(categories: Mapping[str, Any], features: int) -> bool:
     return True
 
 
-def _check_xgboost_tree(tree: Mapping[str, Any], features: int) -> None:
+def _check_xgboost_tree(tree: JsonMapping, features: int) -> None:
     """Check the indexes of a tree of XGBoost."""
     nodes = _parameter(tree["tree_param"], "num_nodes")
     _require(_parameter(tree["tree_param"], "num_feature") == features, "num_feature")

@@ -20,6 +20,7 @@ from featurestore.experiments.models import loading
 from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments, warn_caller
 from featurestore.model.featuregroup import check_tags
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.registered_model import (
     TRANSFORMATIONS_FILE,
     ModelAnnotations,
@@ -214,7 +215,7 @@ class Model:
         tags: Mapping[str, str] | None = None,
     ) -> Model:
         """Update the stage, the description or the tags, which replace all existing tags."""
-        fields: dict[str, Any] = {}
+        fields: JsonDict = {}
         if stage is not None:
             fields["stage"] = check_stage(stage)
         if description is not None:
@@ -229,7 +230,7 @@ class Model:
         """Delete the version. Its predictions remain, and its number is not reused."""
         remove(self.session, self.name, self.version)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the version as a JSON object."""
         return {
             "name": self.name,
@@ -357,7 +358,7 @@ def every(
     return specs
 
 
-def describe(session: Session, spec: ModelSpec, fields: Mapping[str, Any]) -> None:
+def describe(session: Session, spec: ModelSpec, fields: JsonMapping) -> None:
     """Change fields of a version's annotations: first in the file, then in the registry."""
     session.registry.check_writable()
     directory = session.paths.model(spec.name, spec.version)

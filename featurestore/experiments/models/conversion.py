@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -41,13 +40,14 @@ from featurestore.arrow.values import (
     to_value,
 )
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.manifest import Manifest
 from featurestore.model.registered_model import PREDICTION, ModelInput, ModelSpec, NullForm
 from featurestore.model.window_features import value_from_json, value_to_json
-from featurestore.readers.columns import columns_with_nulls, to_numpy
+from featurestore.readers.columns import NumpyArray, NumpyDtype, columns_with_nulls, to_numpy
 from featurestore.readers.fills import parse_fill
 
-ModelNulls: TypeAlias = Literal["error", "mask", "nan"] | Mapping[str, Any]
+ModelNulls: TypeAlias = Literal["error", "mask", "nan"] | JsonMapping
 # The form of ``dataset.read``, and that of a state without a read: the inputs that a function passed
 # to ``context.save``.
 FRAME, SAVED = "frame", "saved"
@@ -157,7 +157,7 @@ def parse_reader_fill(value: Any, dtype: pa.DataType) -> Any:
     return value
 
 
-def fill_array(spec: ModelSpec, model_input: ModelInput) -> npt.NDArray[Any]:
+def fill_array(spec: ModelSpec, model_input: ModelInput) -> NumpyArray:
     """Return the fill value of an input as an array of shape (1, ...), as the reader yields it.
 
     Raises:
@@ -197,7 +197,7 @@ def output_name(name: str) -> str:
     return f"{PREDICTION}_{name}" if name else PREDICTION
 
 
-def to_columns(model_outputs: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, pa.Array]:
+def to_columns(model_outputs: Mapping[str, NumpyArray], rows: int) -> dict[str, pa.Array]:
     """Convert outputs to columns: (rows,) and (rows, 1) to scalars, (rows, n, ...) to lists.
 
     Half-precision numbers (float16, bfloat16) become float32, which has all their values.
@@ -237,7 +237,7 @@ def check_output_types(columns: Mapping[str, pa.Array]) -> None:
 
 
 def convert_outputs(
-    spec: ModelSpec, model_outputs: Mapping[str, npt.NDArray[Any]], rows: int
+    spec: ModelSpec, model_outputs: Mapping[str, NumpyArray], rows: int
 ) -> dict[str, pa.Array]:
     """Convert outputs to columns of the registered types.
 
@@ -267,7 +267,7 @@ def convert_outputs(
     return converted
 
 
-def refuse_inexact_integers(name: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+def refuse_inexact_integers(name: str, values: NumpyArray, dtype: NumpyDtype) -> None:
     """Refuse numbers without an equal in the integer type of a model's tensor.
 
     Models round to their floating-point types, as in training.
@@ -286,7 +286,7 @@ def refuse_inexact_integers(name: str, values: npt.NDArray[Any], dtype: np.dtype
         ) from error
 
 
-def _to_feature_array(values: npt.NDArray[Any]) -> pa.Array:
+def _to_feature_array(values: NumpyArray) -> pa.Array:
     """Convert the values of an output to an array of a feature type."""
     # bfloat16 has the kind "V" in numpy.
     is_half = values.dtype.kind in "fV" and values.dtype.itemsize < 4
@@ -322,7 +322,7 @@ class PlannedNulls(NamedTuple):
     fill: Any = None
 
 
-def recorded_nulls(state: Mapping[str, Any]) -> ModelNulls:
+def recorded_nulls(state: JsonMapping) -> ModelNulls:
     """Return the null policy in the state of a reader, a matrix or a DataFrame.
 
     >>> recorded_nulls({"split": "train", "columns": None, "transformed": None})
@@ -336,7 +336,7 @@ def recorded_nulls(state: Mapping[str, Any]) -> ModelNulls:
     return state.get("nulls", "nan" if state else "error")
 
 
-def recorded_form(state: Mapping[str, Any]) -> str:
+def recorded_form(state: JsonMapping) -> str:
     """Return how a state of a run was read: "reader", "matrix", "frame" or "saved".
 
     "frame" is ``dataset.read``, ``SAVED`` are inputs without a read.
@@ -350,7 +350,7 @@ def plan_nulls(
     names: Sequence[str],
     *,
     requested: ModelNulls | None,
-    state: Mapping[str, Any],
+    state: JsonMapping,
 ) -> dict[str, PlannedNulls]:
     """Return what a model gets for the nulls of each input.
 

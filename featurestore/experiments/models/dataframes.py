@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -21,6 +20,7 @@ from featurestore.arrow.values import ConversionError, to_array
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.registered_model import ColumnDtype
 from featurestore.model.window_features import value_from_json, value_to_json
+from featurestore.readers.columns import NumpyArray
 from featurestore.retrieval import conversions
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Library(Protocol):
         """
         ...
 
-    def from_numpy(self, values: npt.NDArray[Any], dtype: ColumnDtype | None) -> Any:
+    def from_numpy(self, values: NumpyArray, dtype: ColumnDtype | None) -> Any:
         """Return an array as a column."""
         ...
 
@@ -124,7 +124,7 @@ class _Pandas:
         except (pa.ArrowException, TypeError, ValueError, NotImplementedError) as error:
             raise _dtype_error(column.type, dtype, error) from error
 
-    def from_numpy(self, values: npt.NDArray[Any], dtype: ColumnDtype | None) -> Any:
+    def from_numpy(self, values: NumpyArray, dtype: ColumnDtype | None) -> Any:
         series = _import_pandas().Series(values)
         if dtype is None or str(series.dtype) == dtype.name:
             return series
@@ -192,7 +192,7 @@ class _Polars:
     def from_arrow(self, column: pa.Array, dtype: ColumnDtype | None) -> Any:
         return _cast_polars(_import_polars().from_arrow(column), dtype)
 
-    def from_numpy(self, values: npt.NDArray[Any], dtype: ColumnDtype | None) -> Any:
+    def from_numpy(self, values: NumpyArray, dtype: ColumnDtype | None) -> Any:
         return _cast_polars(_import_polars().Series(values), dtype)
 
     def to_frame(self, columns: Mapping[str, Any]) -> Any:

@@ -21,9 +21,10 @@ from featurestore.experiments.models.conversion import (
     model_title,
 )
 from featurestore.experiments.models.stated_columns import NamedMatrix
+from featurestore.model.json_object import JsonDict
 from featurestore.model.names import cell_names, mask_name
 from featurestore.model.registered_model import DATAFRAMES, ColumnDtype, ModelInput, ModelSpec
-from featurestore.readers.columns import to_numpy
+from featurestore.readers.columns import NumpyArray, to_numpy
 from featurestore.transform.fitted import Transformations
 
 # The dtype of a matrix that is not rounded to float32.
@@ -62,7 +63,7 @@ class InputValues:
     """
 
     model_input: ModelInput
-    values: npt.NDArray[Any]
+    values: NumpyArray
     present: npt.NDArray[np.bool_] | None
 
     @property
@@ -78,7 +79,7 @@ class InputValues:
         # Texts have no NaN.
         return self.model_input.nulls != "nan" or self.values.dtype.kind == "O"
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, NumpyArray]:
         """Return the values by name, with the mask of a masked input."""
         values = self.values
         nulls = self.model_input.nulls
@@ -124,9 +125,7 @@ def _refuse_nulls(spec: ModelSpec, names: Sequence[str]) -> None:
         )
 
 
-def _to_matrix(
-    spec: ModelSpec, arrays: Mapping[str, npt.NDArray[Any]], *, rows: int
-) -> NamedMatrix:
+def _to_matrix(spec: ModelSpec, arrays: Mapping[str, NumpyArray], *, rows: int) -> NamedMatrix:
     """Return arrays as one array of float32, or of the training, with a column for each element.
 
     Raises:
@@ -134,7 +133,7 @@ def _to_matrix(
     """
     names = [name for column, values in arrays.items() for name in _cell_names(column, values)]
     is_double = any(_is_double(model_input) for model_input in spec.inputs)
-    matrix: npt.NDArray[Any] = np.empty((rows, len(names)), np.float64 if is_double else np.float32)
+    matrix: NumpyArray = np.empty((rows, len(names)), np.float64 if is_double else np.float32)
     position = 0
     for name, values in arrays.items():
         numbers = values.reshape(rows, -1)
@@ -152,7 +151,7 @@ def _is_double(model_input: ModelInput) -> bool:
 
 
 def _assign(
-    spec: ModelSpec, name: str, target: npt.NDArray[np.float32], numbers: npt.NDArray[Any]
+    spec: ModelSpec, name: str, target: npt.NDArray[np.float32], numbers: NumpyArray
 ) -> None:
     too_large = assign_rounded(target, numbers)
     if too_large is not None:
@@ -162,7 +161,7 @@ def _assign(
         )
 
 
-def _cell_names(name: str, values: npt.NDArray[Any]) -> list[str]:
+def _cell_names(name: str, values: NumpyArray) -> list[str]:
     """Return the names of the matrix columns of an input."""
     if values.ndim == 1:
         return [name]
@@ -172,7 +171,7 @@ def _cell_names(name: str, values: npt.NDArray[Any]) -> list[str]:
 def _to_dataframe(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
     """Return a batch as a DataFrame with the dtypes of the training."""
     library = dataframes.LIBRARIES[spec.arrays]
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     refused = []
     for model_input in spec.inputs:
         name, dtype = model_input.name, model_input.dtype
@@ -295,7 +294,7 @@ def _read_dtype(
 
 def _array_columns(
     spec: ModelSpec, input_values: InputValues, library: dataframes.Library
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return the columns of a DataFrame for the cells of an input, and for its mask."""
     columns = {}
     for name, values in input_values.arrays().items():

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, MissingExtra, listing
 from featurestore.experiments.models.conversion import refuse_inexact_integers
+from featurestore.readers.columns import NumpyArray
 
 ENDING = ".jax"
 
@@ -45,7 +45,7 @@ def input_names(exported: Any) -> tuple[str, ...] | None:
     return None
 
 
-def make_predictor(exported: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any]]]:
+def make_predictor(exported: Any) -> Callable[[Any], Mapping[str, NumpyArray]]:
     """Return the prediction function of an exported function.
 
     A matrix is its only argument. Columns are one dict, or keyword arguments.
@@ -54,7 +54,7 @@ def make_predictor(exported: Any) -> Callable[[Any], Mapping[str, npt.NDArray[An
     names = input_names(exported)
     takes_matrix = arguments == (0,) and not keywords
 
-    def predict(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
+    def predict(model_input: Any) -> Mapping[str, NumpyArray]:
         if not isinstance(model_input, Mapping):
             if not takes_matrix:
                 raise InvalidArgument(
@@ -87,14 +87,14 @@ def _positions(exported: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(arguments), dict(keywords)
 
 
-def _convert(exported: Any, position: int, name: str, values: npt.NDArray[Any]) -> Any:
+def _convert(exported: Any, position: int, name: str, values: NumpyArray) -> Any:
     """Convert an array to the type that the function takes, which JAX does not."""
     dtype = np.dtype(exported.in_avals[position].dtype)
     refuse_inexact_integers(name, values, dtype)
     return values.astype(dtype, copy=False)
 
 
-def _named_outputs(outputs: Any) -> Mapping[str, npt.NDArray[Any]]:
+def _named_outputs(outputs: Any) -> Mapping[str, NumpyArray]:
     """Return the outputs by name; a single output has the empty name."""
     if isinstance(outputs, list | tuple):
         outputs = {str(index): values for index, values in enumerate(outputs)}

@@ -22,6 +22,7 @@ from typing import Any
 from featurestore.errors import ModelDamaged
 from featurestore.experiments.models import keras_names as names
 from featurestore.experiments.models.archives import read_archive, write_archive
+from featurestore.model.json_object import JsonMapping
 
 _CONFIG, _WEIGHTS, _METADATA = "config.json", "model.weights.h5", "metadata.json"
 _ASSET = re.compile(r"assets/.+")
@@ -102,7 +103,7 @@ def find_config_code(config: Any, library: Any, flavor: str) -> Iterator[str]:
             yield f"the {key[:50]} {value[:100]!r}"
 
 
-def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
+def _is_data(node: JsonMapping, library: Any, flavor: str) -> bool:
     """Return True if a described object has a form that Keras writes and a known class."""
     # The file is untrusted, so the types of its values are unknown.
     texts = (node.get("module"), node.get("registered_name"), node.get("class_name", 0))
@@ -124,7 +125,7 @@ def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
     return _is_known_class(node, library, flavor)
 
 
-def _is_known_class(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
+def _is_known_class(node: JsonMapping, library: Any, flavor: str) -> bool:
     """Return True for a class of the list, or a class that this process registered."""
     name, module, config = node["class_name"], node.get("module"), node["config"]
     registered_class = _find_own_object(node.get("registered_name", name), library)
@@ -148,7 +149,7 @@ def _is_known_class(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
     return name in names.CLASSES.get(module, ())
 
 
-def _is_function(node: Mapping[str, Any], library: Any) -> bool:
+def _is_function(node: JsonMapping, library: Any) -> bool:
     """Return True for a public activation, or a function that this process registered."""
     name, module = node["config"], node.get("module")
     if not isinstance(name, str) or node.get("registered_name") not in (None, name):
@@ -169,7 +170,7 @@ def _find_own_object(registered_name: object, library: Any) -> Any | None:
     return None if root in ("keras", "tf_keras", "tensorflow") else registered_object
 
 
-def _is_type_spec(node: Mapping[str, Any]) -> bool:
+def _is_type_spec(node: JsonMapping) -> bool:
     """Return True for the type of a tensor, whose module is imported by its name."""
     return (
         set(node) == {"class_name", "module", "config", "registered_name", "spec_name"}
@@ -234,7 +235,7 @@ def _is_plain_text(key: str, value: str, library: Any) -> bool:
     return True
 
 
-def _display_name(node: Mapping[str, Any]) -> str:
+def _display_name(node: JsonMapping) -> str:
     """Return the display name of an object: its module, class and function."""
     # Limit the length, since the text of an untrusted file appears in an error message.
     texts = [str(node[key])[:80] for key in ("module", "class_name", "spec_name") if node.get(key)]
@@ -333,7 +334,7 @@ def find_impossible_nodes(network: Any, flavor: str) -> list[str]:
     return [f"the inputs of the layer {name[:100]!r}" for name, nodes in waiting.items() if nodes]
 
 
-def _first_index(layer: Mapping[str, Any]) -> int:
+def _first_index(layer: JsonMapping) -> int:
     """Return the index of a layer's first node: 1 for networks with inputs in Keras 2, else 0."""
     config = layer.get("config")
     layers = config.get("layers") if isinstance(config, dict) else None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument
 from featurestore.experiments.models import boosters, jax_files, torch_files
@@ -20,13 +19,14 @@ from featurestore.experiments.models.stated_columns import (
     stated_columns,
 )
 from featurestore.model.registered_model import BOOSTERS, FITTED_FLAVORS, KERAS_FLAVORS, Arrays
+from featurestore.readers.columns import NumpyArray
 
 # Number of rows per prediction call, independent of the engine's batch size.
 PREDICT_ROWS = 8192
 _MIN_ROWS = 32
 
 # Maps a model input to predictions by output name ("" for a single output).
-Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
+Predict = Callable[[Any], Mapping[str, NumpyArray]]
 
 
 def default_arrays(model: Any, flavor: str) -> Arrays:
@@ -99,7 +99,7 @@ def _make_network_predictor(network: Any) -> Callable[[Any], Any]:
 
 def _predict_in_batches(
     predict_batch: Callable[[Any], Any], model_input: Any
-) -> Mapping[str, npt.NDArray[Any]]:
+) -> Mapping[str, NumpyArray]:
     """Return the predictions for all rows, computed in batches of a few distinct sizes.
 
     Keras and JAX compile a function for each new size, in 0.2 seconds. The last batch is therefore
@@ -107,7 +107,7 @@ def _predict_in_batches(
     """
     arrays = model_input if isinstance(model_input, dict) else {"": model_input}
     rows = len(next(iter(arrays.values())))
-    outputs: dict[str, list[npt.NDArray[Any]]] = {}
+    outputs: dict[str, list[NumpyArray]] = {}
     for start in range(0, rows, PREDICT_ROWS):
         stop = min(rows, start + PREDICT_ROWS)
         size = max(_MIN_ROWS, 1 << (stop - start - 1).bit_length())
@@ -129,7 +129,7 @@ def _signature_predictor(model: Any) -> Predict:
 
     _, input_specs = signature.structured_input_signature
 
-    def predict(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
+    def predict(model_input: Any) -> Mapping[str, NumpyArray]:
         tensors = {}
         for name, values in model_input.items():
             tensors[name] = library.constant(values)
@@ -143,7 +143,7 @@ def _signature_predictor(model: Any) -> Predict:
     return predict
 
 
-def _named_outputs(outputs: Any) -> Mapping[str, npt.NDArray[Any]]:
+def _named_outputs(outputs: Any) -> Mapping[str, NumpyArray]:
     """Return the outputs of a model by name; a single output has the name ""."""
     if isinstance(outputs, Mapping):
         return {str(name): np.asarray(values) for name, values in outputs.items()}

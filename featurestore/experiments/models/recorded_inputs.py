@@ -24,7 +24,7 @@ from featurestore.experiments.models import loading
 from featurestore.experiments.models.conversion import SAVED, to_columns
 from featurestore.experiments.models.dataframes import LIBRARIES, library_of
 from featurestore.experiments.models.predictors import make_predictor
-from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject, MalformedJson
 from featurestore.model.registered_model import Arrays, ColumnDtype, Method
 from featurestore.model.window_features import value_from_json, value_to_json
 from featurestore.training.reading import split_batches
@@ -143,7 +143,7 @@ def record_inputs(
     artifact: str,
     dataset: TrainingDataset,
     predicts: bool = True,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return the state of a saved model's inputs, with its predictions for a few rows.
 
     Args:
@@ -186,7 +186,7 @@ def record_inputs(
     }
 
 
-def find_recorded(states: Sequence[Mapping[str, Any]], artifact: str) -> RecordedInputs | None:
+def find_recorded(states: Sequence[JsonMapping], artifact: str) -> RecordedInputs | None:
     """Return what the run recorded for a model file, None if it recorded nothing.
 
     Raises:
@@ -277,7 +277,7 @@ def sample_rows(
     return sorted(rows)
 
 
-def _to_json(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
+def _to_json(columns: Mapping[str, pa.Array]) -> JsonDict:
     return {
         name: {
             "type": type_to_json(column.type),

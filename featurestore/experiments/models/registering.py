@@ -28,7 +28,7 @@ from featurestore.experiments.models.training_inputs import resolve_inputs
 from featurestore.experiments.models.trial import Trial
 from featurestore.experiments.run import Run
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import FeatureReference
 from featurestore.model.on_demand import OnDemandFeature, find_plan_features
@@ -292,7 +292,7 @@ def build_retrieval(
     Raises:
         FeatureNotFound, FeatureGroupNotFound: A group was deleted.
     """
-    steps: list[Mapping[str, Any]] = []
+    steps: list[JsonMapping] = []
     if manifest.plan is not None:
         # On-demand features read other features, which are not in ``inputs``, so with them no
         # feature is dropped.
@@ -312,7 +312,7 @@ def build_retrieval(
     return replace(spec, label=tuple(label))
 
 
-def _label_time(plan: Mapping[str, Any]) -> str | None:
+def _label_time(plan: JsonMapping) -> str | None:
     """Return the name of the label time in a JSON plan, if any."""
     root_plan = plan
     # The labels, and so their time, belong to the first of the chained calls.
@@ -322,9 +322,7 @@ def _label_time(plan: Mapping[str, Any]) -> str | None:
     return None if time is None else str(time)
 
 
-def _add_steps(
-    plan: Mapping[str, Any], steps: list[Mapping[str, Any]], needed: set[str] | None
-) -> None:
+def _add_steps(plan: JsonMapping, steps: list[JsonMapping], needed: set[str] | None) -> None:
     """Append the steps of a JSON plan after the steps of its input plan.
 
     Join columns of a later step are inputs of the earlier steps.
@@ -355,9 +353,7 @@ def _add_steps(
         steps.append({"features": features, "join_key": join_key, "join": plan["how"]})
 
 
-def _to_requested_feature(
-    join: Mapping[str, Any], output: Mapping[str, Any]
-) -> str | WindowFeature:
+def _to_requested_feature(join: JsonMapping, output: JsonMapping) -> str | WindowFeature:
     """Convert a join output back to a ``get_features`` argument."""
     source = join["source"]
     reference = FeatureReference(output["column"], source["featuregroup"], source["version"], None)

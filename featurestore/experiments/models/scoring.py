@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -29,9 +29,10 @@ from featurestore.experiments.models.conversion import (
 from featurestore.experiments.models.input_rows import to_model_input
 from featurestore.experiments.models.loading import load_predictor
 from featurestore.experiments.models.predictors import Predict
-from featurestore.featuregroups import FeatureGroup, Write, create, insert
+from featurestore.featuregroups import FeatureGroup, WriteRequest, create, insert
 from featurestore.ingest import adopt_native, to_reader, to_relation
 from featurestore.model.group_options import GroupOptions
+from featurestore.model.json_object import JsonDict
 from featurestore.model.names import NamedColumn, check_distinct_names, parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -206,7 +207,7 @@ def write_predictions(
         existing_group = featuregroups.find(connection, name, None)
     if existing_group is not None:
         mode = "upsert" if existing_group.spec.primary_key else "append"
-        insert(session, scored, name, write=Write(mode=mode))
+        insert(session, scored, WriteRequest(name, mode=mode))
         return
     options = GroupOptions(
         primary_key=keys,
@@ -214,7 +215,7 @@ def write_predictions(
         description=f"Predictions of model {model.name}",
         tags={"model": model.name},
     )
-    create(session, scored, name, declared=options)
+    create(session, scored, WriteRequest(name, options=options))
 
 
 def _input_types(spec: ModelSpec) -> dict[str, pa.DataType]:
@@ -255,13 +256,13 @@ class Predictions:
     delta_versions: Mapping[str, int]
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonDict]:
         """The output columns of each entity as a dict."""
-        rows: list[dict[str, Any]] = self.table.to_pylist()
+        rows: list[JsonDict] = self.table.to_pylist()
         return rows
 
     @property
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> JsonDict:
         """The versions of the model, the view and the groups, and the statuses of the vectors."""
         return {name: value for name, value in vars(self).items() if name != "table"}
 

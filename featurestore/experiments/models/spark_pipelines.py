@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument, ModelDamaged, listing, missing_extra
 from featurestore.experiments.models.conversion import fill_value
 from featurestore.ingest import to_relation
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.registered_model import (
     LABEL_TIME,
     MODEL_VERSION,
@@ -92,7 +93,7 @@ def stated_columns(path: str) -> tuple[str, ...] | None:
     return tuple(columns) or None
 
 
-def _parameter_values(parameters: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def _parameter_values(parameters: JsonMapping, names: Sequence[str]) -> list[str]:
     """Return the columns that some parameters of a stage name."""
     values: list[str] = []
     for name in names:
@@ -101,7 +102,7 @@ def _parameter_values(parameters: Mapping[str, Any], names: Sequence[str]) -> li
     return values
 
 
-def _read_stages(path: str) -> Iterator[dict[str, Any]]:
+def _read_stages(path: str) -> Iterator[JsonDict]:
     """Yield the metadata of a pipeline and of its stages, in the order in which they transform.
 
     Raises:
@@ -182,7 +183,7 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
 
 def predict_sample(
     path: str, spec: ModelSpec, batch: pa.RecordBatch, engine: Engine
-) -> Mapping[str, Any]:
+) -> JsonMapping:
     """Predict a few sample rows with a pipeline, and return numpy arrays.
 
     Raises:

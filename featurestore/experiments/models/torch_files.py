@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, ModelDamaged, listing
 from featurestore.experiments.models.archives import read_archive, write_archive
 from featurestore.experiments.models.conversion import refuse_inexact_integers
+from featurestore.model.json_object import JsonDict
+from featurestore.readers.columns import NumpyArray
 
 # Entries that contain numbers or constant texts.
 _PLAIN = re.compile(
@@ -146,7 +147,7 @@ def input_names(program: Any) -> tuple[str, ...]:
     return tuple(map(str, columns)) if tuple(columns.values()) == tensors else tensors
 
 
-def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any]]]:
+def make_predictor(program: Any) -> Callable[[Any], Mapping[str, NumpyArray]]:
     """Return the prediction function of a program.
 
     A matrix is its only argument; columns are its arguments by their names (``input_names``).
@@ -160,7 +161,7 @@ def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any
     }
     types = [dtypes.get(tensor) for tensor in program.graph_signature.user_inputs]
 
-    def predict(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
+    def predict(model_input: Any) -> Mapping[str, NumpyArray]:
         arrays = model_input
         if not isinstance(model_input, Mapping):
             if len(names) != 1:
@@ -200,11 +201,11 @@ def _arrange(program: Any, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict
     return tuple(arguments), dict(keywords)
 
 
-def _to_numpy(tensor: Any) -> npt.NDArray[Any]:
+def _to_numpy(tensor: Any) -> NumpyArray:
     """Convert a tensor to numpy; half-precision numbers become float32, since numpy has no bfloat16."""
     if tensor.is_floating_point() and tensor.element_size() < 4:
         tensor = tensor.float()
-    values: npt.NDArray[Any] = tensor.numpy()
+    values: NumpyArray = tensor.numpy()
     return values
 
 
@@ -251,7 +252,7 @@ def _find_structure_code(text: str) -> list[str]:
     return code
 
 
-def _iter_objects(value: Any) -> Iterator[dict[str, Any]]:
+def _iter_objects(value: Any) -> Iterator[JsonDict]:
     """Yield all objects of a JSON value, at any depth."""
     waiting = [value]
     while waiting:

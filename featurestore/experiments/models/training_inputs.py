@@ -7,7 +7,7 @@ its columns; otherwise the caller decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from featurestore.experiments.models.conversion import (
     recorded_nulls,
 )
 from featurestore.experiments.models.stated_columns import column_positions
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.names import mask_name
 from featurestore.model.registered_model import FITTED_FLAVORS, ModelInput
 from featurestore.training.reading import matrix_names
@@ -52,7 +53,7 @@ class TrainingInputs:
 def resolve_inputs(
     dataset: TrainingDataset,
     request: ModelRequest,
-    readers: Sequence[Mapping[str, Any]],
+    readers: Sequence[JsonMapping],
     *,
     flavor: str,
     stated: tuple[str, ...] | None,
@@ -96,7 +97,7 @@ def resolve_inputs(
 
 
 def _check_masks(
-    readers: Sequence[Mapping[str, Any]],
+    readers: Sequence[JsonMapping],
     candidates: Sequence[TrainingInputs],
     stated: Sequence[str],
 ) -> None:
@@ -123,7 +124,7 @@ def _check_masks(
 def _candidates(
     dataset: TrainingDataset,
     request: ModelRequest,
-    readers: Sequence[Mapping[str, Any]],
+    readers: Sequence[JsonMapping],
     *,
     flavor: str,
     stated: Sequence[str] | None,
@@ -264,7 +265,7 @@ def _contradiction_error(
 
 def _ambiguity_error(
     request: ModelRequest,
-    readers: Sequence[Mapping[str, Any]],
+    readers: Sequence[JsonMapping],
     candidates: Sequence[TrainingInputs],
 ) -> InvalidArgument:
     """Return the error for readers that differ, with the settings in which they do."""
@@ -310,7 +311,7 @@ def _nulls_text(model_input: ModelInput) -> str:
 
 
 def _resolve_transformations(
-    dataset: TrainingDataset, transformed: bool | Transformations | None, state: Mapping[str, Any]
+    dataset: TrainingDataset, transformed: bool | Transformations | None, state: JsonMapping
 ) -> Transformations | None:
     """Return the requested transformations, or else those of the run's reader."""
     if transformed is None and "transformed" in state:
@@ -330,7 +331,7 @@ def _resolve_transformations(
 def _model_inputs(
     dataset: TrainingDataset,
     request: ModelRequest,
-    state: Mapping[str, Any],
+    state: JsonMapping,
     *,
     stated: Sequence[str] | None,
 ) -> tuple[ModelInput, ...]:

@@ -28,7 +28,9 @@ from featurestore.experiments.models.recorded_inputs import (
     first_rows,
     sample_rows,
 )
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.registered_model import DATAFRAMES, ModelOutput, ModelSpec
+from featurestore.readers.columns import NumpyArray
 
 if TYPE_CHECKING:
     from featurestore.experiments.models.recorded_inputs import RecordedInputs
@@ -49,7 +51,7 @@ class Trial:
     path: str
     model: Any
     dataset: TrainingDataset
-    states: tuple[Mapping[str, Any], ...]
+    states: tuple[JsonMapping, ...]
     recorded: RecordedInputs | None
 
     def complete(self, spec: ModelSpec, training: TrainingInputs) -> ModelSpec:
@@ -165,7 +167,7 @@ def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.Re
     return to_model_input(spec, fitted, rows)
 
 
-def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]:
+def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, NumpyArray]:
     """Predict with the model; raise InvalidArgument if it does not accept the input."""
     predict = make_predictor(model, spec.flavor, method=spec.method)
     try:

@@ -5,12 +5,12 @@ Code 0 is a missing value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
 from featurestore.model.statistics import MAX_TEXT_CHARACTERS, ColumnStatistics
+from featurestore.readers.columns import Tensor
 from featurestore.transform.ops import Ops, Value
 from featurestore.transform.rules.rule import (
     Rule,
@@ -59,7 +59,7 @@ class QuantileBins(Bins):
             return [0.0] * (step.options["bins"] - 1)
         return list(map(float, step.fitted["edges"]))
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -87,12 +87,12 @@ class Vocabulary(Rule):
         self.check_input(form, "text", "whole")
         return code_form(form, 1 + step.options["unknown"] + len(fitted_values(step)))
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         return {"values": most_frequent(sample.by_frequency(), step.options["max_size"])}
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
-    ) -> Mapping[str, Any] | None:
+    ) -> JsonMapping | None:
         values = strings_by_frequency(step, column)
         if values is None:
             return None
@@ -142,13 +142,13 @@ class OneHot(Rule):
             size = form.size - 1
         return Form("vector", (*form.shape, size))
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         values = most_frequent(sample.by_frequency(), step.options["max_size"])
         return {"values": sorted(values), "size": len(values)}
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
-    ) -> Mapping[str, Any] | None:
+    ) -> JsonMapping | None:
         if form.value_type == "code":
             return {"values": None, "size": (form.size or 1) - 1}
         values = strings_by_frequency(step, column)
@@ -201,7 +201,7 @@ def vocabulary_codes(ops: Ops, step: Step, value: Value) -> Any:
     return _zero_missing(ops, value, codes)
 
 
-def _zero_missing(ops: Ops, value: Value, codes: Any) -> Any:
+def _zero_missing(ops: Ops, value: Value, codes: Tensor) -> Any:
     """Replace the codes of missing values by 0."""
     if value.present is None:
         return codes
@@ -286,7 +286,7 @@ class TextTokens(Rule):
         size = 1 + step.options["unknown"] + len(fitted_values(step))
         return code_form(form, size).with_shape(step.options["length"])
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         from featurestore.transform.ops import NumpyOps
 
         words = self._words(NumpyOps(), step, sample.value)

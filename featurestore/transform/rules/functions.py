@@ -7,7 +7,7 @@ by ``t.function(...)``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, TransformationNotKnown
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
 from featurestore.model.on_demand import hash_source
+from featurestore.readers.columns import NumpyArray
 from featurestore.transform.ops import NumpyOps, Ops, Value
 from featurestore.transform.rules.rule import Rule, Sample
 from featurestore.transform.steps import Form, Step
@@ -41,7 +42,7 @@ class Function(Rule):
             shape = tuple(step.fitted["shape"])
         return Form("vector" if shape else "number", shape)
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         values = to_function_argument(sample.value)
         fitted = None
         if step.fit is not None:
@@ -116,7 +117,7 @@ def resolve_function(step: Step) -> Step:
     return replace(step, function=function)
 
 
-def call_function(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDArray[np.float64]:
+def call_function(step: Step, values: NumpyArray, fitted: Any) -> npt.NDArray[np.float64]:
     """Call the function of a step and check its result."""
     function = resolve_function(step).function
     assert function is not None
@@ -133,7 +134,7 @@ def call_function(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDAr
     return results.astype(np.float64)
 
 
-def to_function_argument(value: Value) -> npt.NDArray[Any]:
+def to_function_argument(value: Value) -> NumpyArray:
     """Convert a column to the argument of user functions."""
     if value.value_type not in ("text", "binary", "other"):
         return NumpyOps().number(value)

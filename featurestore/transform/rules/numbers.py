@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject
 from featurestore.model.statistics import ColumnStatistics
+from featurestore.readers.columns import Tensor
 from featurestore.transform.ops import Ops, Value, log1p, sine_and_cosine
 from featurestore.transform.rules.rule import (
     Rule,
@@ -37,7 +37,7 @@ class NumberRule(Rule):
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         return Value("number", self.numbers(ops, step, ops.number(value)))
 
-    def numbers(self, ops: Ops, step: Step, x: Any) -> Any:
+    def numbers(self, ops: Ops, step: Step, x: Tensor) -> Any:
         """Transform float64 numbers."""
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class ScaleRule(NumberRule):
 
     fits = True
 
-    def numbers(self, ops: Ops, step: Step, x: Any) -> Any:
+    def numbers(self, ops: Ops, step: Step, x: Tensor) -> Any:
         assert step.fitted is not None
         x = (x - step.fitted["offset"]) * step.fitted["factor"]
         if step.fitted["shift"]:
@@ -76,7 +76,7 @@ class Standardize(ScaleRule):
 
     name = "standardize"
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -85,7 +85,7 @@ class Standardize(ScaleRule):
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
-    ) -> Mapping[str, Any] | None:
+    ) -> JsonMapping | None:
         if column is None or column.kind != "number" or column.std is None:
             return None
         rows = column.count - column.infinite
@@ -101,7 +101,7 @@ class MinMax(ScaleRule):
 
     name = "min_max"
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         values, _ = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -109,7 +109,7 @@ class MinMax(ScaleRule):
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
-    ) -> Mapping[str, Any] | None:
+    ) -> JsonMapping | None:
         if column is None or column.kind != "number":
             return None
         low, high = column.minimum, column.maximum
@@ -117,7 +117,7 @@ class MinMax(ScaleRule):
             return None
         return self._scale_range(step, float(low), float(high))
 
-    def _scale_range(self, step: Step, low: float, high: float) -> Mapping[str, Any]:
+    def _scale_range(self, step: Step, low: float, high: float) -> JsonMapping:
         width = step.options["high"] - step.options["low"]
         return _scale_parameters(low, high - low, width=width, shift=float(step.options["low"]))
 
@@ -132,7 +132,7 @@ class Robust(ScaleRule):
 
     name = "robust"
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -145,7 +145,7 @@ class Log1p(NumberRule):
 
     name = "log1p"
 
-    def numbers(self, ops: Ops, step: Step, x: Any) -> Any:
+    def numbers(self, ops: Ops, step: Step, x: Tensor) -> Any:
         return log1p(ops, x)
 
 
@@ -154,7 +154,7 @@ class Clip(NumberRule):
 
     name = "clip"
 
-    def numbers(self, ops: Ops, step: Step, x: Any) -> Any:
+    def numbers(self, ops: Ops, step: Step, x: Tensor) -> Any:
         low, high = step.options["low"], step.options["high"]
         if low is not None:
             x = ops.where(x < low, float(low), x)
@@ -227,7 +227,7 @@ class Cast(Rule):
 
 def _scale_parameters(
     offset: float, spread: float, *, width: float = 1.0, shift: float = 0.0
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return offset, factor and shift of a linear scaling; a constant column has the factor 1."""
     factor = 1.0
     if _MIN_WIDTH < spread < _MAX_WIDTH:
@@ -262,7 +262,7 @@ class Impute(Rule):
             return form
         return Form("number", form.shape)
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         fill = step.options["value"]
         if fill == "most_frequent":
             top_values = most_frequent(sample.by_frequency(), 1)
@@ -280,7 +280,7 @@ class Impute(Rule):
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
-    ) -> Mapping[str, Any] | None:
+    ) -> JsonMapping | None:
         fill = step.options["value"]
         if fill not in STRATEGIES or (form.value_type == "text" and fill != "most_frequent"):
             return {"value": fill}

@@ -7,7 +7,7 @@ sorted, so that statistics of a sample do not depend on batches or the engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
 from featurestore.model.statistics import ColumnStatistics
+from featurestore.readers.columns import Tensor
 from featurestore.statistics.moments import sum_twofold
 from featurestore.transform.ops import NumpyOps, Ops, Value
 from featurestore.transform.steps import Form, Step
@@ -71,13 +72,13 @@ class Rule:
         """
         raise NotImplementedError
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
+    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         """Fit a step on a sample and return the fitted values as JSON."""
         return {}
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
-    ) -> Mapping[str, Any] | None:
+    ) -> JsonMapping | None:
         """Fit a step on column statistics, or return None if the column values are needed.
 
         ``column`` has the statistics of the stored values. It is None if there are none, or if this
@@ -163,7 +164,7 @@ class Sample:
         return np.repeat(self.counts, size // max(1, len(self.counts)))
 
 
-def _flatten_mask(present: Any, data: Any) -> Any:
+def _flatten_mask(present: Tensor, data: Tensor) -> Any:
     """Flatten a mask of rows or values to a mask of values."""
     shape = np.shape(data)
     widened = np.reshape(present, np.shape(present) + (1,) * (len(shape) - np.ndim(present)))

@@ -156,12 +156,12 @@ class CatalogParquetTable(ParquetTable):
                 columns.append(SourceColumn(name, name, dtype, str(dtype)))
         return columns
 
-    def _compare_names(
+    def compare_names(
         self, file: FolderFile, names: Sequence[str], expected: Sequence[str], *, first: str
     ) -> None:
         other_names = [name for name in names if name.lower() not in self._catalog_columns]
         expected = [name for name in expected if name.lower() not in self._catalog_columns]
-        super()._compare_names(file, other_names, expected, first=first)
+        super().compare_names(file, other_names, expected, first=first)
 
 
 class ParquetSnapshot(FolderSnapshot):

@@ -17,16 +17,8 @@ from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.arrow.stream_messages import ReadBytes, stream_batches
 from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile, UnsupportedType
-from featurestore.plugins.engine import TimeRange
 from featurestore_connectors.sources.folders.listing import DatasetFiles, FolderFile
-from featurestore_connectors.sources.folders.tables import (
-    BadRows,
-    Column,
-    FolderTable,
-    TableSchema,
-    check_declared,
-    compare_names,
-)
+from featurestore_connectors.sources.folders.tables import Column, FolderTable, TableRead, to_batch
 from featurestore_connectors.sources.typed_columns import check_times
 
 # A batch is decoded at once. `datasets` writes batches of 1,000 rows.
@@ -55,36 +47,23 @@ class ArrowTable(FolderTable):
         features = self._features(schema)
         columns = []
         for field in schema:
-            if field.name in self.options.dtypes:
-                declared = self.options.dtypes[field.name]
-                columns.append(Column(field.name, declared, is_declared=True))
-                continue
-            dtype = column_type(field.type, features.get(field.name))
-            # A column of type null cannot be read, and ``meaning`` is its own type.
-            columns.append(
-                Column(field.name, pa.null(), str(field.type))
-                if dtype is None
-                else Column(field.name, dtype)
-            )
-        names = [*schema.names, *self.folder_files.partitions]
-        check_declared(names, self.table, self.options)
+            column = self.declared_column(field.name)
+            if column is None:
+                dtype = column_type(field.type, features.get(field.name))
+                # A column of type null cannot be read, and ``meaning`` is its own type.
+                unreadable = Column(field.name, pa.null(), str(field.type))
+                column = unreadable if dtype is None else Column(field.name, dtype)
+            columns.append(column)
+        self.check_declared(schema.names)
         return columns
 
-    def rows(
-        self,
-        file: FolderFile,
-        schema: TableSchema,
-        columns: Sequence[Column],
-        *,
-        window: TimeRange | None,
-        bad_rows: BadRows,
-    ) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: FolderFile, read: TableRead) -> Iterator[pa.RecordBatch]:
         file_schema = self._read_schema(file)
-        self._compare_names(file, file_schema, [column.name for column in schema.in_files])
-        names = [column.name for column in columns if column.name in file_schema.names]
+        self._compare_names(file, file_schema, [column.name for column in read.schema.in_files])
+        names = [column.name for column in read.columns if column.name in file_schema.names]
         indices = sorted(map(file_schema.get_field_index, names))
         for batch in self._batches(file, indices):
-            yield self._convert(batch, columns, file)
+            yield self._convert(batch, read.columns, file)
 
     def _batches(self, file: FolderFile, indices: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield the columns of a file at these indices, one stored batch at a time."""
@@ -111,8 +90,6 @@ class ArrowTable(FolderTable):
         self, batch: pa.RecordBatch, columns: Sequence[Column], file: FolderFile
     ) -> pa.RecordBatch:
         """Return the columns in the types of the table; columns missing from the file are null."""
-        if not columns:
-            return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows)], [""])
         arrays = []
         for column in columns:
             index = batch.schema.get_field_index(column.name)
@@ -127,7 +104,7 @@ class ArrowTable(FolderTable):
                 arrays.append(to_column(array, column.dtype))
             except (UnsupportedType, pa.ArrowInvalid) as error:
                 raise self._value_error(file, column, error) from error
-        return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
+        return to_batch(arrays, columns, batch.num_rows)
 
     def _read_schema(self, file: FolderFile) -> pa.Schema:
         try:
@@ -155,14 +132,8 @@ class ArrowTable(FolderTable):
     def _compare_names(self, file: FolderFile, schema: pa.Schema, expected: Sequence[str]) -> None:
         if len(set(schema.names)) < len(schema.names):
             raise self.table.invalid_file_error(f"{file.name} has two columns of one name.")
-        compare_names(
-            file,
-            schema.names,
-            expected,
-            first=self.folder_files.files[0].name,
-            table=self.table,
-            options=self.options,
-        )
+        first = self.folder_files.files[0].name
+        self.compare_names(file, schema.names, expected, first=first)
 
     def _unreadable_error(self, file: FolderFile, error: Exception) -> InvalidSourceFile:
         reason = str(error).strip().split("\n")[0]

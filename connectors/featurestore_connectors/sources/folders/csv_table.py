@@ -9,13 +9,12 @@ import pyarrow.compute as pc
 
 from featurestore.arrow.text_values import arrow_type, parse_texts
 from featurestore.errors import InvalidArgument
-from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders import tables
 from featurestore_connectors.sources.folders.csv_parsers import CsvFileParser, count_fields
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.scan import TextScan
-from featurestore_connectors.sources.folders.tables import BadRows, Column, FolderTable, TableSchema
+from featurestore_connectors.sources.folders.tables import BadRows, Column, FolderTable, TableRead
 from featurestore_connectors.sources.folders.text_files import CsvDialect
 
 # Delimiters to suggest if the header has a single column and no delimiter is configured.
@@ -72,13 +71,12 @@ class CsvTable(FolderTable):
                 f"{self.folder_files.files[0].name} is empty: it has no header.",
                 hint=self._hint_without_header(),
             )
-        partitions = self.folder_files.partitions
-        tables.check_declared([*expected, *partitions], self.table, self.options)
+        self.check_declared(expected)
         return [self._build_column(name, scans) for name in expected]
 
     def _scan_files(self, scans: dict[str, TextScan]) -> list[str]:
         """Read all files, update the scans of undeclared columns, and return all column names."""
-        bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
+        bad_rows = self.new_bad_rows()
         expected = list(self.options.names)
         first = "names="
         for file in self.folder_files.files:
@@ -100,21 +98,13 @@ class CsvTable(FolderTable):
                     scans[names[number]].update(self._replace_null_values(batch.column(index)))
         return expected
 
-    def rows(
-        self,
-        file: FolderFile,
-        schema: TableSchema,
-        columns: Sequence[Column],
-        *,
-        window: TimeRange | None,
-        bad_rows: BadRows,
-    ) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: FolderFile, read: TableRead) -> Iterator[pa.RecordBatch]:
+        columns, bad_rows = read.columns, read.bad_rows
         names = self._read_column_names(file, bad_rows)
         if names is None:
             return
-        self._compare_header(
-            file, names, [column.name for column in schema.in_files], "the earlier files"
-        )
+        expected = [column.name for column in read.schema.in_files]
+        self._compare_header(file, names, expected, "the earlier files")
         inside = [column for column in columns if column.name in names]
         numbers = [names.index(column.name) for column in inside]
         parser = self._file_parser(file, bad_rows)
@@ -140,7 +130,8 @@ class CsvTable(FolderTable):
                     arrays[column.name] = pa.nulls(batch.num_rows, column.dtype)
             start += batch.num_rows
             # Rows are numbered before bad rows are dropped, as in ``locate``.
-            yield tables.drop_rows(_batch(arrays, columns, batch.num_rows), wrong)
+            ordered = [arrays[column.name] for column in columns]
+            yield tables.drop_rows(tables.to_batch(ordered, columns, batch.num_rows), wrong)
         self._report_bad_rows(parser, len(names), reasons_by_row, bad_rows)
 
     def _report_bad_rows(
@@ -153,9 +144,7 @@ class CsvTable(FolderTable):
         """Add rows to the bad rows, with their line numbers and text."""
         if not reasons:
             return
-        rows = sorted(reasons)
-        if not bad_rows.quarantines:
-            rows = rows[:1]
+        rows = sorted(reasons) if bad_rows.quarantines else [min(reasons)]
         # Arrow does not report line numbers, so Python's parser finds them in a second pass.
         lines = parser.locate(width, rows)
         for row in rows:
@@ -217,9 +206,7 @@ class CsvTable(FolderTable):
                         f"{file.name} line 1: the header has a single column, {names[0]!r}.",
                         hint=f"{self.table.call(delimiter=sign)} splits it",
                     )
-        tables.compare_names(
-            file, names, expected, first=first, table=self.table, options=self.options
-        )
+        self.compare_names(file, names, expected, first=first)
 
     def _replace_null_values(self, texts: pa.Array) -> pa.Array:
         if not self.options.null_values:
@@ -229,15 +216,5 @@ class CsvTable(FolderTable):
         return pc.if_else(pc.is_in(texts, words), pa.scalar(None, pa.string()), texts)
 
     def _build_column(self, name: str, scans: Mapping[str, TextScan]) -> Column:
-        if name in self.options.dtypes:
-            return Column(name, self.options.dtypes[name], is_declared=True)
         meaning = scans[name].meaning if name in scans else "string"
-        return Column(name, arrow_type(meaning), meaning)
-
-
-def _batch(arrays: Mapping[str, pa.Array], columns: Sequence[Column], count: int) -> pa.RecordBatch:
-    if not columns:
-        # A batch without columns has no row count, so a column of nulls is added.
-        return pa.RecordBatch.from_arrays([pa.nulls(count)], [""])
-    names = [column.name for column in columns]
-    return pa.RecordBatch.from_arrays([arrays[name] for name in names], names)
+        return self.declared_column(name) or Column(name, arrow_type(meaning), meaning)

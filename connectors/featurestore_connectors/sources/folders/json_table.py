@@ -13,13 +13,12 @@ from featurestore.arrow.json_columns import JsonColumns, parse_object
 from featurestore.arrow.json_text import JsonError, json_type_name, parse_json_at
 from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile
-from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders import tables
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.options import TableName
 from featurestore_connectors.sources.folders.scan import JsonScan
-from featurestore_connectors.sources.folders.tables import BadRows, Column, FolderTable, TableSchema
+from featurestore_connectors.sources.folders.tables import BadRows, Column, FolderTable, TableRead
 from featurestore_connectors.sources.folders.text_files import conversion_hint, undecodable_line
 
 _BATCH_ROWS = 16_384
@@ -41,7 +40,7 @@ class JsonTable(FolderTable):
         return {"format": self.folder_files.format, "encoding": "utf-8"}
 
     def columns(self) -> list[Column]:
-        bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
+        bad_rows = self.new_bad_rows()
         scan = JsonScan(self.options.rules(""))
         rules = {name: self.options.rules(name) for name in self.options.date_format}
         rules |= {name: self.options.rules(name) for name in self.options.timestamp_format}
@@ -61,15 +60,14 @@ class JsonTable(FolderTable):
                     rules,
                 )
         if count:
-            tables.check_declared([*names, *self.folder_files.partitions], self.table, self.options)
+            self.check_declared(names)
         columns = []
         for name in names or self.options.dtypes:
-            if name in self.options.dtypes:
-                columns.append(Column(name, self.options.dtypes[name], is_declared=True))
-            else:
+            column = self.declared_column(name)
+            if column is None:
                 member = scan.members[name]
-                dtype = member.infer_type(self.table, name, name)
-                columns.append(Column(name, dtype, member.meaning))
+                column = Column(name, member.infer_type(self.table, name, name), member.meaning)
+            columns.append(column)
         if not columns:
             raise self.table.invalid_file_error(
                 f"{self.folder_files.files[0].name} has no objects, so its columns are unknown.",
@@ -77,16 +75,8 @@ class JsonTable(FolderTable):
             )
         return columns
 
-    def rows(
-        self,
-        file: FolderFile,
-        schema: TableSchema,
-        columns: Sequence[Column],
-        *,
-        window: TimeRange | None,
-        bad_rows: BadRows,
-    ) -> Iterator[pa.RecordBatch]:
-        in_files = schema.in_files
+    def rows(self, file: FolderFile, read: TableRead) -> Iterator[pa.RecordBatch]:
+        in_files = read.schema.in_files
         table_schema = pa.schema([(column.name, column.dtype) for column in in_files])
         # Declared columns of strings and nested types contain numbers as written, digit by digit.
         declared = frozenset(
@@ -103,12 +93,10 @@ class JsonTable(FolderTable):
         )
         for batch, arrays, wrong in self._parse_columns(file, parser):
             for row in sorted(wrong):
-                self._report_bad_row(file, batch, row, wrong[row], bad_rows)
-            column_arrays = [arrays[column.name] for column in columns] or [
-                pa.nulls(len(batch.lines))
-            ]
-            names = [column.name for column in columns] or [""]
-            yield tables.drop_rows(pa.RecordBatch.from_arrays(column_arrays, names), list(wrong))
+                self._report_bad_row(file, batch, row, wrong[row], read.bad_rows)
+            ordered = [arrays[column.name] for column in read.columns]
+            rows = tables.to_batch(ordered, read.columns, len(batch.lines))
+            yield tables.drop_rows(rows, list(wrong))
 
     def _parse_columns(
         self, file: FolderFile, parser: JsonColumns

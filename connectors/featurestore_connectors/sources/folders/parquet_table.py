@@ -25,12 +25,10 @@ from featurestore_connectors.sources.folders.parquet_sizes import (
     find_batch_rows,
 )
 from featurestore_connectors.sources.folders.tables import (
-    BadRows,
     Column,
     FolderTable,
+    TableRead,
     TableSchema,
-    check_declared,
-    compare_names,
 )
 from featurestore_connectors.sources.folders.variants import find_unreadable_part, is_shredded
 from featurestore_connectors.sources.typed_columns import SourceColumn, check_times
@@ -71,7 +69,7 @@ class ParquetTable(FolderTable):
             if merged:
                 first_file = self.folder_files.files[0].name
                 names = [column.name for column in columns]
-                self._compare_names(file, names, list(merged), first=first_file)
+                self.compare_names(file, names, list(merged), first=first_file)
             for column in columns:
                 first.setdefault(column.name, file.name)
                 earlier = merged.setdefault(column.name, column)
@@ -84,34 +82,21 @@ class ParquetTable(FolderTable):
     def columns(self) -> list[Column]:
         columns = []
         for source_column in self.source_columns():
-            if source_column.name in self.options.dtypes:
-                columns.append(
-                    Column(
-                        source_column.name,
-                        self.options.dtypes[source_column.name],
-                        is_declared=True,
-                    )
-                )
-            elif source_column.dtype is not None:
-                columns.append(Column(source_column.name, source_column.dtype))
-        names = [column.name for column in columns]
-        check_declared([*names, *self.folder_files.partitions], self.table, self.options)
+            column = self.declared_column(source_column.name)
+            if column is None and source_column.dtype is not None:
+                column = Column(source_column.name, source_column.dtype)
+            if column is not None:
+                columns.append(column)
+        self.check_declared([column.name for column in columns])
         return columns
 
-    def rows(
-        self,
-        file: FolderFile,
-        schema: TableSchema,
-        columns: Sequence[Column],
-        *,
-        window: TimeRange | None,
-        bad_rows: BadRows,
-    ) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: FolderFile, read: TableRead) -> Iterator[pa.RecordBatch]:
+        schema, columns = read.schema, read.columns
         described = {column.name: column for column in self._describe_columns(file)}
         # A column of nulls has no type, but it is part of the file.
         names = [name for name, column in described.items() if column.dtype or _is_null(column)]
         expected = [column.name for column in schema.in_files]
-        self._compare_names(file, names, expected, first="the earlier files")
+        self.compare_names(file, names, expected, first="the earlier files")
         inside = [
             column.name
             for column in columns
@@ -119,7 +104,7 @@ class ParquetTable(FolderTable):
         ]
         count = 0
         try:
-            for batch in self._batches(file, inside, described, window):
+            for batch in self._batches(file, inside, described, read.window):
                 count += batch.num_rows
                 yield self._cast_batch(batch, columns, file)
         except UnsupportedType as error:
@@ -136,12 +121,6 @@ class ParquetTable(FolderTable):
                 ) from error
             for batch in self._read_with_arrow(file, inside, self._find_batch_rows(file)):
                 yield self._cast_batch(batch, columns, file)
-
-    def _compare_names(
-        self, file: FolderFile, names: Sequence[str], expected: Sequence[str], *, first: str
-    ) -> None:
-        """Refuse a file with other columns than expected."""
-        compare_names(file, names, expected, first=first, table=self.table, options=self.options)
 
     def _describe_columns(self, file: FolderFile) -> list[SourceColumn]:
         """Return the columns of a file as reported by DuckDB, or by Arrow if DuckDB fails."""
@@ -185,11 +164,9 @@ class ParquetTable(FolderTable):
             return column
         wider = _common_type(earlier.dtype, column.dtype)
         if wider is None:
-            kinds = (
-                f"{earlier.dtype or earlier.native} in {first} and {column.dtype or column.native}"
-            )
             raise self.table.invalid_file_error(
-                f"column {column.name!r} is {kinds} in {file.name}.",
+                f"column {column.name!r} is {earlier.dtype or earlier.native} in {first} and "
+                f"{column.dtype or column.native} in {file.name}.",
                 hint=f"{self.table.call(dtypes={column.name: 'string'})} reads it as strings, if "
                 "the values can be cast",
             )
@@ -202,11 +179,9 @@ class ParquetTable(FolderTable):
         readable_names = [
             column.name for column in schema.columns if not pat.is_temporal(column.dtype)
         ]
-        return (
-            f"{self.table.call(columns=readable_names)} leaves times out"
-            if readable_names
-            else None
-        )
+        if not readable_names:
+            return None
+        return f"{self.table.call(columns=readable_names)} leaves times out"
 
     def _batches(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,19 @@ class TableSchema:
         return cls(tuple(columns))
 
 
+@dataclass(frozen=True)
+class TableRead:
+    """A read of the files of a table: its columns, the window of its rows, and its invalid rows.
+
+    ``columns`` are the columns to read from the files, without partition columns.
+    """
+
+    schema: TableSchema
+    columns: Sequence[Column]
+    window: TimeRange | None
+    bad_rows: BadRows
+
+
 class FolderTable(ABC):
     """A table of files in one format and dialect; subclasses implement the formats."""
 
@@ -127,15 +140,7 @@ class FolderTable(ABC):
         """
 
     @abstractmethod
-    def rows(
-        self,
-        file: FolderFile,
-        schema: TableSchema,
-        columns: Sequence[Column],
-        *,
-        window: TimeRange | None,
-        bad_rows: BadRows,
-    ) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: FolderFile, read: TableRead) -> Iterator[pa.RecordBatch]:
         """Yield typed columns of a file; the caller must still filter the rows by the window.
 
         Raises:
@@ -151,8 +156,7 @@ class FolderTable(ABC):
         """Infer the schema of all files, including partition columns."""
         columns = self.columns()
         names = [column.name for column in columns]
-        more = partition_columns(self.folder_files, names, self.table, self.options)
-        return TableSchema((*columns, *more))
+        return TableSchema((*columns, *self._partition_columns(names)))
 
     def batches(
         self,
@@ -168,36 +172,117 @@ class FolderTable(ABC):
             # The window column is read even if it is not requested, and removed after the filter.
             needed.append(schema.column(window.column))
         in_files = [column for column in needed if not column.is_partition]
+        read = TableRead(schema, in_files, window, bad_rows)
         fields = pa.schema([(column.name, column.dtype) for column in columns])
         for file in self.folder_files.files:
             # The folders of a file determine its partition values, which are the same in all rows.
             constants = {
-                column.name: partition_value(file, column, self.table, self.options)
+                column.name: self._partition_value(file, column)
                 for column in needed
                 if column.is_partition
             }
-            for batch in self.rows(file, schema, in_files, window=window, bad_rows=bad_rows):
-                arrays = []
-                for column in needed:
-                    if column.is_partition:
-                        arrays.append(pa.repeat(constants[column.name], batch.num_rows))
-                    else:
-                        arrays.append(batch.column(column.name))
-                batch_in_order = pa.RecordBatch.from_arrays(
-                    arrays, [column.name for column in needed]
-                )
+            for batch in self.rows(file, read):
+                arrays = [
+                    pa.repeat(constants[column.name], batch.num_rows)
+                    if column.is_partition
+                    else batch.column(column.name)
+                    for column in needed
+                ]
+                rows = pa.RecordBatch.from_arrays(arrays, [column.name for column in needed])
                 # Readers skip files and row groups by statistics, so other rows remain.
-                rows = _filter_window(batch_in_order, window)
+                if window is not None:
+                    rows = rows.filter(window.contains(rows.column(window.column)))
                 yield pa.RecordBatch.from_arrays(
                     [rows.column(name) for name in fields.names], schema=fields
                 )
 
+    def declared_column(self, name: str) -> Column | None:
+        """Return a column with the type that the options declare, or None."""
+        dtype = self.options.dtypes.get(name)
+        return None if dtype is None else Column(name, dtype, is_declared=True)
 
-def _filter_window(batch: pa.RecordBatch, window: TimeRange | None) -> pa.RecordBatch:
-    """Return the rows of a batch that are in a window."""
-    if window is None:
-        return batch
-    return batch.filter(window.contains(batch.column(window.column)))
+    def new_bad_rows(self) -> BadRows:
+        """Return the handler of the invalid rows of one pass over the files."""
+        return BadRows(self.table, self.options.on_bad_rows == "quarantine")
+
+    def compare_names(
+        self, file: FolderFile, names: Sequence[str], expected: Sequence[str], *, first: str
+    ) -> None:
+        """Refuse a file with missing or additional columns; declared columns may be missing.
+
+        Raises:
+            InvalidSourceFile: The columns differ. The message includes the file and the columns.
+        """
+        declared = self.options.dtypes
+        extra = [name for name in names if name not in expected and name not in declared]
+        missing = [name for name in expected if name not in names and name not in declared]
+        if not extra and not missing:
+            return
+        differences = []
+        if extra:
+            differences.append(f"has the additional columns {listing(extra)}")
+        if missing:
+            differences.append(f"lacks the columns {listing(missing)}")
+        strings = dict.fromkeys([*extra, *missing], "string")
+        raise self.table.invalid_file_error(
+            f"{file.name} {' and '.join(differences)}, unlike {first}.",
+            hint=f"{self.table.call(dtypes=strings)} declares them; files that lack them get nulls",
+        )
+
+    def check_declared(self, names: Iterable[str]) -> None:
+        """Refuse declared columns that are neither in a file nor in the names of folders."""
+        column_names = [*names, *self.folder_files.partitions]
+        for name in self.options.dtypes:
+            if name not in column_names:
+                raise InvalidArgument(
+                    f"dtypes: no file of source {self.table.source!r} has the column {name!r}. Available: "
+                    f"{listing(column_names, limit=50)}.",
+                    hint=did_you_mean(name, column_names, write="dtypes={{{!r}: 'string'}}"),
+                )
+
+    def _partition_columns(self, in_files: Sequence[str]) -> list[Column]:
+        """Return the partition columns, each with one type for all its values.
+
+        Raises:
+            InvalidSourceFile: The files contain a column with the name of a partition column.
+        """
+        columns = []
+        for number, key in enumerate(self.folder_files.partitions):
+            if key in in_files:
+                raise self.table.invalid_file_error(
+                    f"{self.folder_files.files[0].name} has the column {key!r}, which is also a partition key "
+                    f"of its folder {key}=....",
+                    hint="remove the column from the files, or rename the folders",
+                )
+            if key in self.options.dtypes:
+                columns.append(Column(key, self.options.dtypes[key], "", True, True))
+                continue
+            scan = TextScan(self.options.rules(key))
+            # The values of all files determine the type, as for the columns in the files.
+            scan.update(
+                pa.array(
+                    [file.partitions[number][1] for file in self.folder_files.files], pa.string()
+                )
+            )
+            columns.append(Column(key, arrow_type(scan.meaning), scan.meaning, False, True))
+        return columns
+
+    def _partition_value(self, file: FolderFile, column: Column) -> pa.Scalar:
+        """Parse the value of a partition column for a file.
+
+        Raises:
+            InvalidSourceFile: The value does not have the column type. The message includes the folder.
+        """
+        text = dict(file.partitions).get(column.name)
+        values, reasons = parse_texts(
+            pa.array([text], pa.string()), column.dtype, text_rules(column, self.options)
+        )
+        if reasons:
+            raise self.table.invalid_file_error(
+                f"folder {column.name}= of {file.name}: {reasons[0]}.",
+                hint=f"{self.table.call(dtypes={column.name: 'string'})} reads the column as strings",
+            )
+        return values[0]
 
 
 @dataclass
@@ -236,6 +321,15 @@ def find_missing_content(file: FolderFile, content: str) -> str | None:
     ``content`` is the noun for the expected content, such as "rows".
     """
     return None if file.is_empty() else f"the file is not empty, but has no {content}"
+
+
+def to_batch(
+    arrays: Sequence[pa.Array], columns: Sequence[Column], row_count: int
+) -> pa.RecordBatch:
+    """Return arrays as a batch; without columns, a column of nulls has the row count."""
+    if not columns:
+        return pa.RecordBatch.from_arrays([pa.nulls(row_count)], [""])
+    return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
 
 
 def drop_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
@@ -293,47 +387,6 @@ def check_names(names: Sequence[str], table: TableName, file: FolderFile, *, lin
         )
 
 
-def compare_names(
-    file: FolderFile,
-    names: Sequence[str],
-    expected: Sequence[str],
-    *,
-    first: str,
-    table: TableName,
-    options: FolderOptions,
-) -> None:
-    """Refuse a file with missing or additional columns; declared columns may be missing.
-
-    Raises:
-        InvalidSourceFile: The columns differ. The message includes the file and the columns.
-    """
-    extra = [name for name in names if name not in expected and name not in options.dtypes]
-    missing = [name for name in expected if name not in names and name not in options.dtypes]
-    if not extra and not missing:
-        return
-    differences = []
-    if extra:
-        differences.append(f"has the additional columns {listing(extra)}")
-    if missing:
-        differences.append(f"lacks the columns {listing(missing)}")
-    declared = dict.fromkeys([*extra, *missing], "string")
-    raise table.invalid_file_error(
-        f"{file.name} {' and '.join(differences)}, unlike {first}.",
-        hint=f"{table.call(dtypes=declared)} declares them; files that lack them get nulls",
-    )
-
-
-def check_declared(column_names: Sequence[str], table: TableName, options: FolderOptions) -> None:
-    """Refuse declared columns that are in none of the files."""
-    for name in options.dtypes:
-        if name not in column_names:
-            raise InvalidArgument(
-                f"dtypes: no file of source {table.source!r} has the column {name!r}. Available: "
-                f"{listing(column_names, limit=50)}.",
-                hint=did_you_mean(name, column_names, write="dtypes={{{!r}: 'string'}}"),
-            )
-
-
 def find_columns(schema: TableSchema, names: Sequence[str], *, table: TableName) -> list[Column]:
     """Return the columns with these names.
 
@@ -349,51 +402,3 @@ def find_columns(schema: TableSchema, names: Sequence[str], *, table: TableName)
             hint=did_you_mean(absent[0], all_names, write="{!r}"),
         )
     return [schema.column(name) for name in names]
-
-
-def partition_columns(
-    folder_files: FolderFiles, in_files: Sequence[str], table: TableName, options: FolderOptions
-) -> list[Column]:
-    """Return the partition columns, each with one type for all its values.
-
-    Raises:
-        InvalidSourceFile: The files contain a column with the name of a partition column.
-    """
-    columns = []
-    for number, key in enumerate(folder_files.partitions):
-        if key in in_files:
-            raise table.invalid_file_error(
-                f"{folder_files.files[0].name} has the column {key!r}, which is also a partition key "
-                f"of its folder {key}=....",
-                hint="remove the column from the files, or rename the folders",
-            )
-        if key in options.dtypes:
-            columns.append(Column(key, options.dtypes[key], "", True, True))
-            continue
-        scan = TextScan(options.rules(key))
-        # The values of all files determine the type, as for the columns in the files.
-        scan.update(
-            pa.array([file.partitions[number][1] for file in folder_files.files], pa.string())
-        )
-        columns.append(Column(key, arrow_type(scan.meaning), scan.meaning, False, True))
-    return columns
-
-
-def partition_value(
-    file: FolderFile, column: Column, table: TableName, options: FolderOptions
-) -> pa.Scalar:
-    """Parse the value of a partition column for a file.
-
-    Raises:
-        InvalidSourceFile: The value does not have the column type. The message includes the folder.
-    """
-    text = dict(file.partitions).get(column.name)
-    values, reasons = parse_texts(
-        pa.array([text], pa.string()), column.dtype, text_rules(column, options)
-    )
-    if reasons:
-        raise table.invalid_file_error(
-            f"folder {column.name}= of {file.name}: {reasons[0]}.",
-            hint=f"{table.call(dtypes={column.name: 'string'})} reads the column as strings",
-        )
-    return values[0]

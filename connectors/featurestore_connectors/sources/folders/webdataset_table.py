@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from featurestore.arrow.numpy_files import HEADER_BYTES, ArrayHeader, read_header
 from featurestore.arrow.types import feature_type
-from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders import sample_values
 from featurestore_connectors.sources.folders.listing import FolderFile
@@ -29,9 +28,9 @@ from featurestore_connectors.sources.folders.tables import (
     BadRows,
     Column,
     FolderTable,
-    TableSchema,
-    check_declared,
+    TableRead,
     drop_rows,
+    to_batch,
 )
 
 _INTEGERS = ("class", "cls", "cls2", "count", "id", "index", "inx")
@@ -47,7 +46,7 @@ class WebDatasetTable(FolderTable):
 
     def columns(self) -> list[Column]:
         scan = _SampleScan(self)
-        bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
+        bad_rows = self.new_bad_rows()
         for file in self.folder_files.files:
             samples = sample_values.read_samples(file, self.table, self._scanned_bytes)
             while batch := list(islice(samples, _BATCH_ROWS)):
@@ -62,8 +61,7 @@ class WebDatasetTable(FolderTable):
                 hint="rename the members of the JSON objects, or the extensions of the files",
             )
         if scan.has_samples:
-            names += self.folder_files.partitions
-            check_declared(names, self.table, self.options)
+            self.check_declared(names)
         elif not self.options.dtypes:
             raise self.table.invalid_file_error(
                 f"{self.folder_files.files[0].name} has no samples, so its columns are unknown.",
@@ -71,25 +69,16 @@ class WebDatasetTable(FolderTable):
             )
         return columns
 
-    def rows(
-        self,
-        file: FolderFile,
-        schema: TableSchema,
-        columns: Sequence[Column],
-        *,
-        window: TimeRange | None,
-        bad_rows: BadRows,
-    ) -> Iterator[pa.RecordBatch]:
-        decoder = SampleDecoder(self.options, schema, columns)
+    def rows(self, file: FolderFile, read: TableRead) -> Iterator[pa.RecordBatch]:
+        decoder = SampleDecoder(self.options, read.schema, read.columns)
         samples = sample_values.read_samples(file, self.table, decoder.needed_bytes)
         for batch in _sized_batches(samples):
-            valid = self._valid_samples(batch, file, bad_rows)
+            valid = self._valid_samples(batch, file, read.bad_rows)
             arrays, reasons = decoder.decode(valid)
             for row, (column, reason) in sorted(reasons.items()):
-                bad_rows.add(BadRow(file.name, valid[row].number, column, reason, valid[row].key))
-            names = [column.name for column in columns] or [""]
-            rows = pa.RecordBatch.from_arrays(arrays or [pa.nulls(len(valid))], names)
-            yield drop_rows(rows, list(reasons))
+                sample = valid[row]
+                read.bad_rows.add(BadRow(file.name, sample.number, column, reason, sample.key))
+            yield drop_rows(to_batch(arrays, read.columns, len(valid)), list(reasons))
 
     def _scanned_bytes(self, extension: str) -> int | None:
         """Return the number of bytes of a file that determine the type of its column."""
@@ -114,6 +103,7 @@ class _SampleScan:
     """Incremental inference of the columns of samples."""
 
     def __init__(self, table: WebDatasetTable) -> None:
+        self._folder_table = table
         self._table = table.table
         self._options = table.options
         self.has_samples = False
@@ -179,8 +169,9 @@ class _SampleScan:
 
     def _file_column(self, extension: str) -> Column:
         suffix = sample_values.last_part(extension)
-        if extension in self._options.dtypes:
-            return Column(extension, self._options.dtypes[extension], is_declared=True)
+        declared = self._folder_table.declared_column(extension)
+        if declared is not None:
+            return declared
         if suffix in _PICKLES:
             return Column(extension, pa.null(), "a pickle, which is code")
         if suffix in sample_values.JSON_SUFFIXES and extension in self._json.members:
@@ -198,9 +189,9 @@ class _SampleScan:
         return Column(extension, pa.binary())
 
     def _json_column(self, name: str, scan: JsonScan) -> Column:
-        if name in self._options.dtypes:
-            return Column(name, self._options.dtypes[name], is_declared=True)
-        return Column(name, scan.infer_type(self._table, name, name), scan.meaning)
+        return self._folder_table.declared_column(name) or Column(
+            name, scan.infer_type(self._table, name, name), scan.meaning
+        )
 
 
 class _ArrayScan:

@@ -77,6 +77,47 @@ def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
     return {SPEC: json.dumps(spec.to_json(), ensure_ascii=False), META: meta.to_text()}
 
 
+def table_metadata(
+    *,
+    table_id: str,
+    schema_string: str,
+    partition_by: Sequence[str],
+    created_time: int | None,
+    properties: Mapping[str, str],
+    name: str | None = None,
+    description: str | None = None,
+) -> dict[str, Any]:
+    """Return the metadata action of a table; ``schema_string`` is the schema in Delta's JSON."""
+    return {
+        "id": table_id,
+        "name": name,
+        "description": description,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": schema_string,
+        "partitionColumns": list(partition_by),
+        "createdTime": created_time,
+        "configuration": dict(properties),
+    }
+
+
+def changed_metadata(
+    state: Snapshot,
+    *,
+    schema_string: str | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the table's metadata action with a new schema or additional properties."""
+    return table_metadata(
+        table_id=state.table_id,
+        schema_string=schema_string or state.metadata["schemaString"],
+        partition_by=state.partition_by,
+        created_time=state.metadata.get("createdTime"),
+        properties={**state.properties, **(properties or {})},
+        name=state.metadata.get("name"),
+        description=state.metadata.get("description"),
+    )
+
+
 def spec_of(state: Snapshot) -> FeatureGroupSpec:
     """Return the feature group definition at a table version.
 

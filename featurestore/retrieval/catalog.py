@@ -1,13 +1,16 @@
-"""Registered definitions and pinned sources, which the planner needs."""
+"""Registered definitions and pinned sources, which the planner needs, and checks of their files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
 from featurestore.delta import commits
+from featurestore.delta.datafile import DataFile
 from featurestore.delta.history import version_as_of, version_at
+from featurestore.delta.maintenance import check_contents
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     FeatureGroupNotFound,
@@ -19,12 +22,16 @@ from featurestore.errors import (
 from featurestore.external import LiveSource, check_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import parse_group_reference
-from featurestore.model.plan import Source
+from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.requests import AsOf
 from featurestore.model.times import parse_moment
 from featurestore.registry import featuregroups
 from featurestore.retrieval.resolve import Specs
 from featurestore.session import Session
+
+SAMPLE, ALL = "sample", "all"
+# A sample is a small fraction of the time of a read. Repeated reads check other files.
+_SAMPLED_FILES, _SAMPLED_BYTES = 4, 32 << 20
 
 
 class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
@@ -211,3 +218,38 @@ def pinned_source(path: str, *, delta_version: int | None = None) -> Source:
         rows=state.rows,
         bytes=state.bytes,
     )
+
+
+def check_verify(verify: str | None) -> None:
+    """Raise InvalidArgument if ``verify=`` is neither None nor a mode."""
+    if verify not in (None, SAMPLE, ALL):
+        raise InvalidArgument(
+            f"verify={verify!r} is invalid.", hint=f"one of {listing((SAMPLE, ALL))}, or None"
+        )
+
+
+def check_sources(plan: FeaturePlan | None, *, verify: str | None) -> None:
+    """Compare files of the groups in a plan with their checksums.
+
+    Raises:
+        TableDamaged: A file differs from its checksum, or is missing.
+    """
+    if plan is None or verify is None:
+        return
+    for source in plan.sources:
+        if not isinstance(source, LiveSource):
+            snapshot = read_snapshot(source.path, source.delta_version)
+            checked = snapshot.files if verify == ALL else _sample_files(snapshot.files)
+            check_contents(snapshot, checked)
+
+
+def _sample_files(data_files: Sequence[DataFile]) -> list[DataFile]:
+    """Return random files, at least one, up to a number of files and bytes."""
+    sample: list[DataFile] = []
+    size = 0
+    for file in random.sample(data_files, min(_SAMPLED_FILES, len(data_files))):
+        size += file.bytes
+        if sample and size > _SAMPLED_BYTES:
+            break
+        sample.append(file)
+    return sample

@@ -348,7 +348,7 @@ class FeatureGroupCalls(StoreBase):
         """
         from featurestore.featuregroups.frames import read
         from featurestore.retrieval import check_dataframe_type, convert
-        from featurestore.retrieval.verified_reads import check_sources, check_verify
+        from featurestore.retrieval.catalog import check_sources, check_verify
 
         check_dataframe_type(dataframe_type)
         check_verify(verify)

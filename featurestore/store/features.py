@@ -117,8 +117,8 @@ class FeatureCalls(StoreBase):
         return convert(self._retrieve(request, verify=verify), dataframe_type)
 
     def _retrieve(self, request: RetrievalRequest, *, verify: str | None) -> FeatureFrame:
+        from featurestore.retrieval.catalog import check_sources, check_verify
         from featurestore.retrieval.features import get_features
-        from featurestore.retrieval.verified_reads import check_sources, check_verify
 
         check_verify(verify)
         frame = get_features(self._session, request)

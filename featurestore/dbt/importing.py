@@ -33,7 +33,7 @@ from featurestore.errors import (
     SourceUnavailable,
 )
 from featurestore.external import grant_rows
-from featurestore.featuregroups import Write, create
+from featurestore.featuregroups import WriteRequest, create
 from featurestore.featuregroups.definition import build_spec, definition_differences
 from featurestore.featuregroups.existing import find_existing
 from featurestore.featuregroups.redefinition import (
@@ -393,14 +393,13 @@ def _apply(session: Session, step: _Step, *, origin: str) -> None:
             tags=dict(step.metadata.tags),
         )
         # Only the definition is stored. The table has no rows to validate.
-        create(
-            session,
-            step.schema.empty_table(),
+        request = WriteRequest(
             step.definition.name,
-            declared=declared,
             version=step.change.version,
-            write=Write(validation="off"),
+            options=declared,
+            validation="off",
         )
+        create(session, step.schema.empty_table(), request)
     elif step.existing is not None:
         change_definition(
             session,

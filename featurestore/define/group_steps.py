@@ -18,6 +18,7 @@ from featurestore.define.steps import DRAFT_TABLE, Draft, ProjectStep
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import DefinitionMismatch
+from featurestore.featuregroups import WriteRequest, create, insert
 from featurestore.featuregroups.definition import (
     FIXED_FIELDS,
     build_spec,
@@ -31,8 +32,7 @@ from featurestore.featuregroups.redefinition import (
     read_definition,
 )
 from featurestore.featuregroups.schema_change import widen_table
-from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
-from featurestore.featuregroups.write import Write, create, insert, next_version
+from featurestore.featuregroups.table import OpenGroup, next_version, open_group, open_stored
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.project import VIEW, PlannedChange, format_object
 from featurestore.recovery.in_flight import in_flight
@@ -116,17 +116,10 @@ def plan_creation(
         position=position,
     )
     # There are no rows to validate.
-    write = Write(validation="off")
+    request = WriteRequest(name, version=version, options=content.declared, validation="off")
 
     def run(session: Session) -> None:
-        create(
-            session,
-            schema.empty_table(),
-            name,
-            declared=content.declared,
-            version=version,
-            write=write,
-        )
+        create(session, schema.empty_table(), request)
 
     return ProjectStep(change, run)
 
@@ -215,6 +208,6 @@ def evolve(session: Session, evolution: Evolution) -> None:
             run.committed_version = latest_version(group.path)
             run.registered = True
     if any(field.name not in group.spec.schema.names for field in evolution.added):
-        write = Write(schema_change="add", validation="off")
-        insert(session, spec.schema.empty_table(), name, version=version, write=write)
+        request = WriteRequest(name, version=version, schema_change="add", validation="off")
+        insert(session, spec.schema.empty_table(), request)
     change_definition(session, open_group(session, name, version), evolution.change)

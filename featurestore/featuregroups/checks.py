@@ -7,6 +7,7 @@ batches must fit in memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -36,12 +37,9 @@ from featurestore.errors import (
     InvalidArgument,
     SchemaMismatch,
 )
-from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.ingest import peek_language
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.group_options import GroupOptions
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Accumulator, Engine, Relation
@@ -60,41 +58,41 @@ _PEEK_ROWS = 1000
 _NO_ROWS = "no rows"
 
 
-def check_time_types(rows: Relation, declared: GroupOptions, *, df: object, engine: Engine) -> None:
+def check_time_types(rows: Relation, times: Sequence[str], *, engine: Engine, library: str) -> None:
     """Reject time columns that contain numbers or strings.
 
     The hint shows code of the dataframe library that converts the values. The unit of numbers and the
     format of strings are inferred from the first values. ``rows`` may be a stream: it is read only
     if an error is raised.
     """
-    for name in (declared.event_time, declared.created_time):
-        if name is None or name not in rows.schema.names:
+    for name in times:
+        if name not in rows.schema.names:
             continue
-        kind = rows.schema.field(name).type
-        if pat.is_timestamp(kind) or pat.is_date(kind):
+        dtype = rows.schema.field(name).type
+        if pat.is_timestamp(dtype) or pat.is_date(dtype):
             continue
         values: list[float | str | None] = []
-        if can_be_epoch(kind) or pat.is_string(kind):
+        if can_be_epoch(dtype) or pat.is_string(dtype):
             values = _read_first_values(rows, name, engine=engine)
         raise InvalidArgument(
-            f"Time column {name!r} has type {kind}; times are timestamps or dates.",
-            hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
+            f"Time column {name!r} has type {dtype}; times are timestamps or dates.",
+            hint=conversion_hint(name, dtype, values, library=library),
         )
 
 
 def check_time_numbers(
-    rows: Relation, spec: FeatureGroupSpec, *, df: object, engine: Engine
+    rows: Relation, spec: FeatureGroupSpec, *, engine: Engine, library: str
 ) -> None:
     """Reject numbers in time columns of an existing group; the hint shows how to convert them."""
     for name in (spec.event_time, spec.created_time):
         if name is None or name not in rows.schema.names:
             continue
-        kind = rows.schema.field(name).type
-        if can_be_epoch(kind):
+        dtype = rows.schema.field(name).type
+        if can_be_epoch(dtype):
             values = _read_first_values(rows, name, engine=engine)
             raise SchemaMismatch(
-                f"Time column {name!r} of feature group {spec.name!r} has type {kind} in these rows.",
-                hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
+                f"Time column {name!r} of feature group {spec.name!r} has type {dtype} in these rows.",
+                hint=conversion_hint(name, dtype, values, library=library),
             )
 
 
@@ -259,7 +257,7 @@ def check_unique_keys(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
     """Raise an error with examples if rows have duplicate keys."""
     count, examples = engine.duplicates(relation, spec.upsert_key, limit=_EXAMPLE_COUNT)
     if count:
-        shown = "; ".join(_format_key_example(each) for each in examples)
+        shown = "; ".join(map(_format_key_example, examples))
         raise DuplicateKeys(
             f"{count} keys ({', '.join(spec.upsert_key)}) occur more than once in the rows for "
             f"{spec.name!r}, for example {shown}.",
@@ -284,7 +282,7 @@ def _format_key_example(values: dict[str, Any]) -> str:
 
 
 def uniqueness_metadata(
-    engine: Engine, batch: Batch, group: OpenGroup, mode: str | None
+    engine: Engine, rows: Relation, group: OpenGroup, *, is_unique: bool | None, mode: str
 ) -> dict[str, Any]:
     """Return the commit metadata that states whether primary key and times are unique.
 
@@ -294,22 +292,22 @@ def uniqueness_metadata(
     # The claim refers to the version that was read, because other writers may commit before this
     # write.
     metadata = dict(group.metadata_for_next_commit())
-    if batch.unique is False:
+    if is_unique is False:
         metadata["unique"] = False
-    elif batch.unique and group.spec.primary_key:
+    elif is_unique and group.spec.primary_key:
         if mode == "upsert":
             metadata["unique"] = "kept"
         elif mode == "overwrite":
             metadata["unique"] = True
         elif mode == "append" and (
-            group.state.rows == 0 or _is_later_than_table(engine, batch, group)
+            group.state.rows == 0 or _is_later_than_table(engine, rows, group)
         ):
             metadata["unique"] = "kept_after"
     return metadata
 
 
-def _is_later_than_table(engine: Engine, batch: Batch, group: OpenGroup) -> bool:
-    """Return True if all event times of the batch are later than those of the table."""
+def _is_later_than_table(engine: Engine, rows: Relation, group: OpenGroup) -> bool:
+    """Return True if all event times of the rows are later than those of the table."""
     column = group.spec.event_time
     if column is None:
         return False
@@ -318,7 +316,7 @@ def _is_later_than_table(engine: Engine, batch: Batch, group: OpenGroup) -> bool
     if last is None:
         return False
     # Rows that are later than all stored rows cannot have the key and time of a stored row.
-    first = engine.aggregate(engine.select(batch.relation, {column: column}), MinimumTime(column))
+    first = engine.aggregate(engine.select(rows, {column: column}), MinimumTime(column))
     if first == _NO_ROWS:
         return True
     return first is not None and first > last

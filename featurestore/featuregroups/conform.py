@@ -20,52 +20,12 @@ from featurestore.arrow.untyped import format_typing_lines, refuse_untyped
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.featuregroups.schema_change import widen_for_value
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.statistics import StatisticsState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NEXT_VERSION = "create the next version of the group with create_featuregroup(...)"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The rows of one write before they are committed.
-
-    Attributes:
-        relation: The rows, with exactly the columns of ``spec``.
-        spec: The definition of the group, including columns that this write adds.
-        added: The new columns.
-        unchecked: Whether the rows may contain unsupported values, so that reading may raise.
-        report: The audit report; None without an audit.
-        quarantined: The rows that failed the audit, with their reasons.
-        unique: Whether the keys are unique and not null; None if unknown.
-        statistics_state: The statistics of the rows, if they were computed during staging.
-        mode: The mode of the commit, if it differs from the mode of the write.
-        deletes: The keys of stored rows to delete in the same commit.
-    """
-
-    relation: Relation
-    spec: FeatureGroupSpec
-    added: tuple[pa.Field, ...] = ()
-    unchecked: bool = False
-    report: ValidationReport | None = None
-    quarantined: Relation | None = None
-    unique: bool | None = None
-    statistics_state: StatisticsState | None = None
-    mode: str | None = None
-    deletes: Relation | None = None
-
-    @property
-    def outcome(self) -> str | None:
-        """The outcome for the commit: "passed", "warned" or "quarantined"; None without an audit."""
-        if self.report is None:
-            return None
-        if self.quarantined is not None:
-            return "quarantined"
-        return "passed" if self.report.success else "warned"
 
 
 @dataclass(frozen=True)
@@ -124,40 +84,24 @@ class ConvertColumns:
         return ", or ".join(suggestions)
 
 
-def convert_to_group_columns(
+def convert_columns(
     relation: Relation,
+    schema: pa.Schema,
     spec: FeatureGroupSpec,
     *,
     engine: Engine,
-    schema_change: str | None,
-    library: str = "pandas",
-    extra_columns: Sequence[pa.Field] = (),
-) -> Batch:
-    """Return the rows with the group's columns, in the group's column order and types.
+    may_widen: bool,
+) -> Relation:
+    """Return the rows with exactly the columns of a schema, in its order and types.
 
-    Hints contain code for ``library``. ``extra_columns`` remain in the rows without becoming
-    columns of the group.
-
-    Raises:
-        SchemaMismatch: Columns are missing or unknown, or have incompatible types; lists all.
+    Messages name the group. If ``may_widen``, hints suggest ``schema_change="add"``.
     """
-    if schema_change not in (None, "add"):
-        raise InvalidArgument(
-            f"Unknown schema_change={schema_change!r}.", hint="schema_change='add', or None"
-        )
-    extra_names = {field.name for field in extra_columns}
-    batch_schema = pa.schema([field for field in relation.schema if field.name not in extra_names])
-    added = check_columns(batch_schema, spec, schema_change=schema_change, library=library)
-    extended_spec = spec.with_columns(added)
-    schema = pa.schema([*extended_spec.schema, *extra_columns])
     if relation.schema.names != schema.names:
         relation = engine.select(relation, {name: name for name in schema.names})
-    # Conversions that can fail for single values are evaluated while the rows are read.
-    unchecked = not all(map(can_widen, relation.schema.types, schema.types))
-    if not _is_same_schema(relation.schema, schema):
-        converter = ConvertColumns(schema, _group_title(spec), can_widen=schema_change is None)
-        relation = engine.map_batches(relation, converter, schema=schema)
-    return Batch(relation, extended_spec, tuple(added), unchecked)
+    if _is_same_schema(relation.schema, schema):
+        return relation
+    converter = ConvertColumns(schema, _group_title(spec), can_widen=may_widen)
+    return engine.map_batches(relation, converter, schema=schema)
 
 
 def check_columns(
@@ -170,8 +114,13 @@ def check_columns(
     """Return the new columns of a batch; only ``schema_change="add"`` allows new columns.
 
     Raises:
+        InvalidArgument: ``schema_change`` is unknown.
         SchemaMismatch: Columns are missing or unknown, or have incompatible types; lists all.
     """
+    if schema_change not in (None, "add"):
+        raise InvalidArgument(
+            f"Unknown schema_change={schema_change!r}.", hint="schema_change='add', or None"
+        )
     column_types = {field.name: field.type for field in spec.schema}
     new_columns = [field for field in batch_schema if field.name not in column_types]
     problems = _column_problems(batch_schema, column_types)
@@ -210,12 +159,12 @@ def _column_problems(batch_schema: pa.Schema, column_types: Mapping[str, pa.Data
     types = {field.name: field.type for field in batch_schema}
     problems, missing_names = [], []
     for name, column_type in column_types.items():
-        kind = types.get(name)
-        if kind is None:
+        batch_type = types.get(name)
+        if batch_type is None:
             missing_names.append(name)
-        elif not can_fit(kind, column_type):
+        elif not can_fit(batch_type, column_type):
             problems.append(
-                f"{name!r} is {describe(kind)} where the group has {describe(column_type)}"
+                f"{name!r} is {describe(batch_type)} where the group has {describe(column_type)}"
             )
     if missing_names:
         problems.append(f"missing: {listing(missing_names)}")

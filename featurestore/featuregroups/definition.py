@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
-from featurestore.delta import iceberg
+from featurestore.delta import commits, iceberg
 from featurestore.errors import (
     DefinitionMismatch,
     InvalidArgument,
@@ -203,6 +203,11 @@ def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str
                 hint=f"descriptions={{{feature!r}: '...'}}",
             )
     return dict(descriptions)
+
+
+def metadata_of(options: GroupOptions) -> commits.Meta:
+    """Return the description, feature descriptions and tags that options declare."""
+    return commits.Meta(options.description, dict(options.tags), dict(options.descriptions))
 
 
 def check_same_definition(

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import FeatureStoreError, UnsupportedType
-from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.frames import read_quarantine
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.hashing import row_hash, tie_hash
@@ -25,6 +24,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import parse_group_reference
 from featurestore.plugins.engine import Relation
+from featurestore.registry import featuregroups
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
 
@@ -75,33 +75,40 @@ def notify(text: str) -> None:
 def find_existing(session: Session, name: str) -> OpenGroup | None:
     """Open the latest version of a group; None if the group is new or unreadable."""
     with suppress(FeatureStoreError, OSError):
-        return open_group(session, name)
+        with session.registry.reading() as connection:
+            is_new = featuregroups.find(connection, name) is None
+        if not is_new:
+            return open_group(session, name)
     return None
 
 
 def contains_rows(
-    session: Session, group: OpenGroup, batch: Batch, *, row_count: int | None
+    session: Session,
+    group: OpenGroup,
+    rows: Relation,
+    *,
+    quarantined: Relation | None,
+    row_count: int | None,
 ) -> bool:
-    """Return True if a group contains exactly the rows of a batch, in any order.
+    """Return True if a group contains exactly the rows of a write, in any order.
 
-    ``row_count`` is the number of rows in the batch if it is known. Rows that the batch
-    quarantines are compared with the quarantine of the group.
+    ``row_count`` is the number of rows if it is known. Quarantined rows are compared with the
+    quarantine of the group.
     """
     spec = group.spec
     if spec.external is not None:
         return True  # the definition determines the rows
-    is_split = batch.quarantined is not None
-    if row_count is not None and not is_split and group.state.rows not in (None, row_count):
+    if row_count is not None and quarantined is None and group.state.rows not in (None, row_count):
         return False
     stored_rows = session.engine.read_table(
         group.path, version=group.delta_version, schema=spec.schema
     )
-    if not _have_equal_rows(session, batch.relation, stored_rows, spec.schema.names):
+    if not _have_equal_rows(session, rows, stored_rows, spec.schema.names):
         return False
-    if batch.quarantined is None:
+    if quarantined is None:
         return True
     quarantine = read_quarantine(session, spec.name, version=spec.version).relation
-    return _have_equal_rows(session, batch.quarantined, quarantine, spec.schema.names)
+    return _have_equal_rows(session, quarantined, quarantine, spec.schema.names)
 
 
 def _have_equal_rows(
@@ -178,9 +185,9 @@ def _describe_readers(session: Session, spec: FeatureGroupSpec) -> list[str]:
     registry = (session if notices is None else notices.visible).registry
     with registry.reading() as connection:
         followers = [
-            f"job {each.spec.name!r}"
-            for each in jobs.list_all(connection)
-            if _reads_latest(each.spec, spec.name)
+            f"job {job.spec.name!r}"
+            for job in jobs.list_all(connection)
+            if _reads_latest(job.spec, spec.name)
         ]
         views = [
             f"{view.name!r} version {view.version}"
@@ -200,7 +207,7 @@ def _reads_latest(job: JobSpec, group: str) -> bool:
     if job.watched is not None:
         references.append(job.watched.featuregroup)
     # Paths and sources are inputs, too.
-    groups = [each for each in references if "/" not in each and ":" not in each]
+    groups = [text for text in references if "/" not in text and ":" not in text]
     return (group, None) in map(parse_group_reference, groups) or (
         job.fills_group and job.target == group
     )

@@ -155,16 +155,18 @@ class FeatureGroup:
         >>> (commit.delta_version, commit.rows)
         (2, 3)
         """
-        from featurestore.featuregroups.write import Write, insert
+        from featurestore.featuregroups import WriteRequest, insert
 
-        write = Write(
+        request = WriteRequest(
+            self._name,
+            version=self._version,
             mode=mode,
             schema_change=schema_change,
             on_duplicates=on_duplicates,
             transaction=transaction,
             validation=validation,
         )
-        return insert(self._session, df, self._name, version=self._version, write=write)
+        return insert(self._session, df, request)
 
     def read(self, *, as_of: TableVersion | None = None) -> FeatureFrame:
         """Return the data lazily; ``as_of`` selects an instant or Delta version.

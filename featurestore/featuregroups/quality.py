@@ -1,4 +1,4 @@
-"""Quality of stored rows: statistics and validation reports of a group.
+"""Quality of the rows of a group: statistics, validation reports, and the quarantine.
 
 Statistics are updated at each append and recomputed after other changes. They are stored next to
 the table (``featurestore.statistics.storage``).
@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 
+import pyarrow as pa
+
+from featurestore.arrow.fitting import widened_schema
 from featurestore.delta import commits
+from featurestore.delta.commits import next_offsets
 from featurestore.delta.history import added_files
-from featurestore.delta.log import latest_version
-from featurestore.featuregroups.conform import Batch
+from featurestore.delta.log import is_delta_table, latest_version
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import DuplicateKeys, RegistryError, ValidationFailed
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.frames import live_source, plan_source, read_plan_source
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
@@ -21,7 +27,7 @@ from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ValidationReport
-from featurestore.plugins.engine import Relation
+from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.observers import Work, observed
 from featurestore.registry import artifacts, featuregroups
 from featurestore.retrieval.compared_features import ComparedFeatures
@@ -33,38 +39,50 @@ from featurestore.statistics import (
     finish,
     statistics_accumulator,
 )
-from featurestore.validation import audit
+from featurestore.validation import audit, quarantine_schema
 from featurestore.validation.checks import DUPLICATE_KEYS
 
 
 def store_commit_statistics(
-    session: Session, batch: Batch, group: OpenGroup, commit: Commit
+    session: Session,
+    group: OpenGroup,
+    commit: Commit,
+    *,
+    rows: Relation,
+    spec: FeatureGroupSpec,
+    mode: str,
+    state: StatisticsState | None,
 ) -> None:
     """Store the statistics of a commit if they can extend the stored statistics of the table.
 
     An append stores the state of the appended rows; a request for statistics merges the states. An
     upsert stores nothing, because it changes rows that were counted before; the next request
-    recomputes the statistics. ``group`` is the group before the commit.
+    recomputes the statistics. ``group`` is the group before the commit, and ``spec`` its definition
+    with the columns of ``rows``; ``state`` are their statistics, if staging has computed them.
     """
-    files = _statistics_files(session, batch.spec)
+    files = _statistics_files(session, spec)
     before = commits.latest_data_version(group.path, commit.delta_version - 1)
-    replaces_table = batch.mode in ("create", "overwrite")
+    replaces_table = mode in ("create", "overwrite")
     is_complete = replaces_table or group.state.rows == 0
     stored_versions: Collection[int] = ()
     if not is_complete:
-        stored_versions = files.state_versions() if batch.mode == "append" else ()
+        stored_versions = files.state_versions() if mode == "append" else ()
         # Without a state of the previous version, for example after a commit of another program,
         # the chain would be incomplete.
         if before not in stored_versions:
             return
     elif not replaces_table and before > group.delta_version:
         return  # another writer was first: the table has more rows than this batch
-    state = batch.statistics_state
     if state is None:
-        added_rows = _read_added_rows(session, batch, group.path, commit.delta_version)
+        added_rows: Relation | None = rows
+        if rows.single_use:
+            # A write consumes a stream, so its rows are read from the new files.
+            added_rows = _read_added_rows(
+                session, group.path, commit.delta_version, spec, is_table=replaces_table
+            )
         if added_rows is None:
             return
-        state = count_statistics(session.engine, added_rows, batch.spec, rows=commit.rows_in)
+        state = count_statistics(session.engine, added_rows, spec, rows=commit.rows_in)
     # Only the state is stored: computing the statistics from it takes as long as the write.
     if is_complete:
         files.write(commit.delta_version, state)
@@ -73,21 +91,18 @@ def store_commit_statistics(
 
 
 def _read_added_rows(
-    session: Session, batch: Batch, path: str, delta_version: int
+    session: Session, path: str, delta_version: int, spec: FeatureGroupSpec, *, is_table: bool
 ) -> Relation | None:
-    """Return the rows that a commit added; rows of a stream are read from the table.
+    """Return the rows that a commit added: of the table, or of its new files.
 
     Return None if the files of the commit lack columns.
     """
-    # A write consumes a stream, so its rows are read from the new files.
-    if not batch.relation.single_use:
-        return batch.relation
-    if batch.mode in ("create", "overwrite"):
-        return session.engine.read_table(path, version=delta_version, schema=batch.spec.schema)
-    if batch.spec.partition_by:
+    if is_table:
+        return session.engine.read_table(path, version=delta_version, schema=spec.schema)
+    if spec.partition_by:
         return None  # partition values are not in the files
     added = added_files(path, delta_version)
-    return session.engine.read_files(added, schema=batch.spec.schema) if added else None
+    return session.engine.read_files(added, schema=spec.schema) if added else None
 
 
 def load_statistics(
@@ -111,7 +126,7 @@ def load_statistics(
     # Statistics from before a schema change lack the new columns.
     if (
         stored_result is not None
-        and [each.name for each in stored_result.columns] == group.spec.schema.names
+        and [column.name for column in stored_result.columns] == group.spec.schema.names
     ):
         return stored_result
     return files.result(data_version, _count_rows(session, group, data_version))
@@ -214,8 +229,8 @@ def validate(
         )
         work.report = outcome.report
     results = tuple(
-        replace(each, warning=each.warning or each.expectation["type"] == DUPLICATE_KEYS)
-        for each in outcome.report.results
+        replace(result, warning=result.warning or result.expectation["type"] == DUPLICATE_KEYS)
+        for result in outcome.report.results
     )
     report = replace(outcome.report, results=results, delta_version=group.delta_version)
     with session.registry.transaction() as connection:
@@ -233,3 +248,52 @@ def validation_history(
             connection, featuregroups.KIND, name, version, limit=limit
         )
     return Listing(map(ValidationReport.from_json, report_records))
+
+
+def record_failed_validation(session: Session, error: ValidationFailed | DuplicateKeys) -> None:
+    """Store the validation report of a failed write, if it has one."""
+    report = getattr(error, "report", None)
+    if isinstance(report, ValidationReport):
+        # The caller needs the validation error, not an error about storing the report.
+        with suppress(RegistryError), session.registry.transaction() as connection:
+            artifacts.add_validation_report(connection, featuregroups.KIND, report.to_json())
+
+
+def add_to_quarantine(
+    session: Session, rows: Relation, spec: FeatureGroupSpec, table_write: TableWrite
+) -> None:
+    """Append rows to the quarantine table of a group, and create the table if it is missing.
+
+    Raises:
+        StreamOvertaken: Another process has already quarantined records of these partitions.
+    """
+    path = session.quarantine_path(spec.name, spec.version)
+    if not is_delta_table(path):
+        with suppress(FileExistsError):  # another process was faster
+            session.engine.create_table(
+                path,
+                schema=quarantine_schema(spec.schema),
+                partition_by=(),
+                properties={"featurestore.quarantine": f"{spec.name}@v{spec.version}"},
+                commit_metadata={"operation": "create"},
+            )
+    state = read_snapshot(path)
+    offsets = next_offsets(state, table_write.offsets)
+    if offsets is None:
+        return
+    if widened_schema(state.schema, rows.schema) != state.schema:
+        # Decimal columns of the group may have been widened since the quarantine table was created.
+        session.engine.widen_columns(path, rows.schema)
+    stored_columns = set(state.schema.names)
+    new_columns = pa.schema([field for field in rows.schema if field.name not in stored_columns])
+    quarantine_write = TableWrite(
+        mode="append",
+        add_columns=new_columns or None,
+        commit_metadata={
+            "operation": "quarantine",
+            "run": table_write.commit_metadata["run"],
+        },
+        transaction=table_write.transaction,
+        offsets=offsets,
+    )
+    session.engine.write(path, rows, quarantine_write)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.column_lines import quoted
-from featurestore.featuregroups import checks
-from featurestore.featuregroups.checks import warn_about_implausible_times
-from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.log_order import find_replaced_rows
 from featurestore.featuregroups.record_queries import (
     OFFSET,
@@ -32,11 +29,7 @@ from featurestore.featuregroups.table import OpenGroup
 from featurestore.ingest import open_relation
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.recovery.in_flight import InFlight
-from featurestore.retrieval.compared_features import ComparedFeatures
 from featurestore.session import Session
-from featurestore.validation import audit
-from featurestore.validation.checks import Subject
 from featurestore.validation.quarantine import quarantine_schema
 
 REPEATED = "another record has the same key and times"
@@ -119,74 +112,60 @@ def has_repeated_keys(session: Session, rows: object, group: OpenGroup) -> bool:
         return engine.count(run_query(engine, query, tables)) > 0
 
 
-def prepare_records(
-    session: Session,
-    batch: Batch,
+@dataclass(frozen=True)
+class ResolvedRecords:
+    """The rows of stream records to commit: one row per key.
+
+    Attributes:
+        rows: The rows, with the columns of the group.
+        is_unique: Whether the keys are unique; None for a group without a primary key.
+        mode: The mode of the commit; None for that of the write.
+        deletes: The keys of stored rows to delete in the same commit.
+        repeated: The rows to quarantine because their key is repeated, with their reasons.
+    """
+
+    rows: Relation
+    is_unique: bool | None = None
+    mode: str | None = None
+    deletes: Relation | None = None
+    repeated: Relation | None = None
+
+    def add_to(self, quarantined: Relation | None, *, engine: Engine) -> Relation | None:
+        """Return the quarantined rows with those whose key is repeated."""
+        if quarantined is None or self.repeated is None:
+            return quarantined or self.repeated
+        return _union_rows(engine, quarantined, self.repeated)
+
+
+def resolve_records(
+    engine: Engine,
+    records: Relation,
+    spec: FeatureGroupSpec,
     group: OpenGroup,
     *,
     order: RecordOrder,
-    validation: str,
-    run: InFlight,
-) -> Batch:
-    """Check records and return the rows to commit, with the mode of the commit.
-
-    Rows that fail a check are quarantined before duplicate keys are resolved, so that the result
-    does not depend on batch boundaries.
+    directory: str,
+) -> ResolvedRecords:
+    """Select one row per key, the repeated rows to quarantine, and the keys to delete.
 
     Args:
-        session: The connection.
-        batch: The rows, with the columns of ``order``.
+        engine: The engine of the rows.
+        records: The rows that passed the audit, with the columns of ``order``.
+        spec: The definition of the group, with new columns of the rows.
         group: The group before the write.
         order: The options for duplicate keys.
-        validation: The validation policy.
-        run: The write.
-
-    Raises:
-        ValidationFailed: Rows fail a check under the policy "strict".
+        directory: The directory of staged rows.
     """
-    engine, spec = session.engine, batch.spec
-    # Each stage has its own folder, because an engine may empty the folder before it reads the
-    # rows.
-    staged = engine.stage(batch.relation, os.path.join(run.rows, "given"))
     names = {name: name for name in spec.schema.names}
-    rules = checks.ValueRules.for_group(spec, has_checked_values=False)
-    checks.check_staged_rows(engine.select(staged, names), rules, engine=engine)
-    batch = replace(batch, relation=staged)
-    if validation != "off":
-        # The audit receives no key, because duplicate keys are resolved afterwards.
-        subject = Subject(spec.name, spec.version, staged.schema, (), spec.event_time)
-        outcome = audit(
-            staged,
-            spec=subject,
-            validation=validation,
-            engine=engine,
-            expectations=spec.expectations,
-            event_time_tolerance=spec.event_time_tolerance,
-            directory=os.path.join(run.rows, "parted"),
-            run_id=run.run_id,
-            open_feature=ComparedFeatures(session, spec, with_stored_rows=True),
-        )
-        batch = replace(
-            batch, relation=outcome.good, report=outcome.report, quarantined=outcome.quarantined
-        )
-        warn_about_implausible_times(outcome.report, spec)
     if not spec.primary_key:
-        _add_written_positions(engine, batch.relation, order)
-        return replace(batch, relation=engine.select(batch.relation, names))
-    return _resolve_duplicates(session, batch, group, order=order, run=run)
-
-
-def _resolve_duplicates(
-    session: Session, batch: Batch, group: OpenGroup, *, order: RecordOrder, run: InFlight
-) -> Batch:
-    """Return a batch with one row per key, the quarantined duplicates, and the keys to delete."""
-    engine, spec, good = session.engine, batch.spec, batch.relation
+        _add_written_positions(engine, records, order)
+        return ResolvedRecords(engine.select(records, names))
     key = spec.upsert_key
-    stored_keys = read_stored_keys(engine, good, group, with_later=order.is_log_time)
-    tables = {"batch": engine.select(good, {name: name for name in (*key, PARTITION, OFFSET)})}
+    stored_keys = read_stored_keys(engine, records, group, with_later=order.is_log_time)
+    tables = {"batch": engine.select(records, {name: name for name in (*key, PARTITION, OFFSET)})}
     deleted = order.deleted
     if deleted is not None:
-        tables["deleted"] = _stage_keys(engine, deleted, spec, run, "deleted")
+        tables["deleted"] = _stage_keys(engine, deleted, spec, directory, "deleted")
     if stored_keys is not None:
         tables["stored"] = stored_keys
     deleted_positions = _Positions()
@@ -201,38 +180,37 @@ def _resolve_duplicates(
         replaced = find_replaced_rows(engine, spec, tables)
         unwritten_positions = unwritten_positions.merge(_positions_of_table(replaced.positions))
         if replaced.stored_keys is not None:
-            tables["replaced"] = _stage_keys(engine, replaced.stored_keys, spec, run, "replaced")
-    marked = _mark_rows(engine, good, unwritten_positions)
-    names = {name: name for name in spec.schema.names}
+            tables["replaced"] = _stage_keys(
+                engine, replaced.stored_keys, spec, directory, "replaced"
+            )
+    marked = _mark_rows(engine, records, unwritten_positions)
     written_rows = engine.filter(marked, f"NOT {_IS_MARKED}")
     _add_written_positions(engine, written_rows, order)
-    rows = engine.stage(engine.select(written_rows, names), os.path.join(run.rows, "written"))
-    quarantined = batch.quarantined
+    rows = engine.stage(engine.select(written_rows, names), os.path.join(directory, "written"))
+    repeated = None
     if order.on_duplicates == "quarantine" and repeated_positions.count:
-        copies = engine.filter(_mark_rows(engine, good, repeated_positions), _IS_MARKED)
-        copies = engine.map_batches(
-            copies, _AddReason(good.schema), schema=quarantine_schema(good.schema)
+        repeated = engine.filter(_mark_rows(engine, records, repeated_positions), _IS_MARKED)
+        repeated = engine.map_batches(
+            repeated, _AddReason(records.schema), schema=quarantine_schema(records.schema)
         )
-        quarantined = copies if quarantined is None else _union_rows(engine, quarantined, copies)
     deleted_keys = None
     if deleted is not None:
         tables["stored"] = engine.read_table(group.path, columns=key)  # of any time
     if deleted is not None or "replaced" in tables:
         query = _deleted_keys_query(spec, tables)
         deleted_keys = engine.stage(
-            run_query(engine, query, {**tables, "batch": rows}), os.path.join(run.rows, "outgoing")
+            run_query(engine, query, {**tables, "batch": rows}), os.path.join(directory, "outgoing")
         )
         deleted_keys = deleted_keys if engine.count(deleted_keys) else None
     # An append adds only files. An upsert also rewrites files, so it is used only if stored rows
     # are replaced or deleted.
     replaces = deleted_keys is not None or _has_matches(engine, rows, stored_keys, key)
-    return replace(
-        batch,
-        relation=rows,
-        quarantined=quarantined,
-        unique=True,
+    return ResolvedRecords(
+        rows,
+        is_unique=True,
         mode="upsert" if replaces else "append",
         deletes=deleted_keys,
+        repeated=repeated,
     )
 
 
@@ -280,8 +258,8 @@ class _AddReason:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [batch.column(name) for name in self.schema.names]
-        kind = pa.list_(pa.field("item", pa.string()))
-        reasons = pa.array([[REPEATED]] * batch.num_rows, kind)
+        texts = pa.list_(pa.field("item", pa.string()))
+        reasons = pa.array([[REPEATED]] * batch.num_rows, texts)
         return pa.RecordBatch.from_arrays(
             [*columns, reasons], schema=quarantine_schema(self.schema)
         )
@@ -334,7 +312,7 @@ def _has_matches(
 
 
 def _stage_keys(
-    engine: Engine, keys: pa.Table, spec: FeatureGroupSpec, run: InFlight, name: str
+    engine: Engine, keys: pa.Table, spec: FeatureGroupSpec, directory: str, name: str
 ) -> Relation:
     """Stage keys with the column types of the group, so that they can be read repeatedly."""
     columns = {}
@@ -344,7 +322,7 @@ def _stage_keys(
             column = column.cast(spec.schema.field(column_name).type)
         columns[column_name] = column
     relation = engine.from_arrow(pa.table(columns).to_reader())
-    return engine.stage(relation, os.path.join(run.rows, name))
+    return engine.stage(relation, os.path.join(directory, name))
 
 
 def _query_positions(engine: Engine, query: str, tables: Mapping[str, Relation]) -> _Positions:

@@ -15,7 +15,8 @@ from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.featuregroups.frames import read
 from featurestore.featuregroups.table import OpenGroup, open_stored
-from featurestore.featuregroups.write import Write, create
+from featurestore.featuregroups.write import create
+from featurestore.featuregroups.write_request import WriteRequest
 from featurestore.ingest import open_stream
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.group_options import GroupOptions
@@ -123,16 +124,16 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
         "delta_version": group.delta_version,
     }
     # The rows were already checked when they were first written.
-    write = Write(validation="off", inputs=(source,), has_checked_values=True)
-    frame = read(session, spec.name, version=spec.version, as_of=group.delta_version)
-    new_spec, _ = create(
-        session,
-        _rename_feature_column(session, frame, old, new),
+    request = WriteRequest(
         spec.name,
-        declared=_renamed_declaration(group, old, new),
         version=spec.version + 1,
-        write=write,
+        options=_renamed_declaration(group, old, new),
+        validation="off",
+        inputs=(source,),
+        has_checked_values=True,
     )
+    frame = read(session, spec.name, version=spec.version, as_of=group.delta_version)
+    new_spec, _ = create(session, _rename_feature_column(session, frame, old, new), request)
     return new_spec
 
 

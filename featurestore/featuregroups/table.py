@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,8 +24,12 @@ from featurestore.model.arguments import check_count, check_version, parse_versi
 from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
+from featurestore.model.paths import parse_version_directory
+from featurestore.recovery import claims, groups
+from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import featuregroups
-from featurestore.session import Session
+from featurestore.session import FEATUREGROUPS, Session
+from featurestore.storage import files
 
 # The type of ``as_of=``: a Delta version, or an instant that selects the latest version at that
 # time.
@@ -199,13 +204,30 @@ def list_partitions(
     columns = group.spec.partition_by
     if not columns:
         return []
-    texts = [tuple(map(file.partition.get, columns)) for file in group.state.files]
+    partitions = (tuple(map(file.partition.get, columns)) for file in group.state.files)
     # The log has partition values as strings. They are converted first, so that 10 follows 9.
-    distinct = list(dict.fromkeys(texts))
+    distinct = list(dict.fromkeys(partitions))
     arrays = {}
     for position, column in enumerate(columns):
-        values = pa.array([each[position] for each in distinct], pa.string())
+        values = pa.array([texts[position] for texts in distinct], pa.string())
         arrays[column] = values.cast(group.spec.schema.field(column).type)
     ordered = [(column, "ascending") for column in columns]
-    partitions: list[dict[str, Any]] = pa.table(arrays).sort_by(ordered).to_pylist()
-    return partitions
+    rows: list[dict[str, Any]] = pa.table(arrays).sort_by(ordered).to_pylist()
+    return rows
+
+
+def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
+    """Return the version after the last one that is registered, on disk or being created."""
+    with session.registry.reading() as connection:
+        versions = featuregroups.versions(connection, name)
+        if claimed:
+            versions += versions_in_flight(connection, session.location, "create", name)
+    folder = os.path.join(session.location, FEATUREGROUPS, name)
+    # Folders are listed as well, because a lost registry does not contain all versions. A folder
+    # without data is the rest of a failed creation.
+    for entry in files.list_directory(folder):
+        directory = claims.version_entry_name(entry)
+        number, path = parse_version_directory(directory), os.path.join(folder, directory)
+        if number is not None and (groups.is_group(path) or claims.is_abandoned(path)):
+            versions.append(number)
+    return max(versions, default=0) + 1

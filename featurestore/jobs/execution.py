@@ -20,7 +20,7 @@ import pyarrow as pa
 from featurestore import progress
 from featurestore.alerts import incidents
 from featurestore.errors import JobLeased
-from featurestore.featuregroups.write import Write, create, insert
+from featurestore.featuregroups import WriteRequest, create, insert
 from featurestore.jobs import target
 from featurestore.jobs.catalog_jobs import run_catalog
 from featurestore.jobs.compute import compute
@@ -328,7 +328,10 @@ def _commit_rows(
         replaced_range = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
     stored_names = () if group is None else group.spec.schema.names
     typed = target.drop_null_columns(session, spec, upsert.rows, stored_names)
-    write = Write(
+    request = WriteRequest(
+        spec.target,
+        version=None if group is None else group.spec.version,
+        options=target.declaration(spec),
         mode=mode,
         replace=replaced_range,
         schema_change="add",
@@ -347,12 +350,9 @@ def _commit_rows(
     )
     frame = FeatureFrame(session, typed)
     if group is None:
-        declaration = target.declaration(spec)
-        created_group, commit = create(
-            session, frame, spec.target, declared=declaration, write=write
-        )
+        created_group, commit = create(session, frame, request)
         return RunOutput(commit.rows_in, commit.delta_version, created_group.version)
-    commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
+    commit = insert(session, frame, request)
     if not commit.applied:
         if not target.contains_windows(group, spec, window):
             # Runs of the same windows have the same transaction until a run commits it. A

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.errors import InvalidJob, JobFailed
-from featurestore.featuregroups.write import Write, insert
+from featurestore.featuregroups import WriteRequest, insert
 from featurestore.featuregroups.writers import writes_group
 from featurestore.jobs.coverage import Coverage, merge_ranges, overlaps_itself
 from featurestore.jobs.run import RunOutput, latest_dataset_version, record_computed
@@ -270,14 +270,14 @@ def revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:
     group = find_target(session, spec) if may_resume else None
     if group is None or run.transaction is None:
         return True
-    write = Write(
-        mode="append",
+    request = WriteRequest(
+        spec.target,
+        version=group.spec.version,
         validation="off",
         transaction=run.transaction,
         run_id=f"{run.run_id}-revoked",
     )
-    no_rows = group.spec.schema.empty_table()
-    return insert(session, no_rows, spec.target, version=group.spec.version, write=write).applied
+    return insert(session, group.spec.schema.empty_table(), request).applied
 
 
 def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:

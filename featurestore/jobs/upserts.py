@@ -21,9 +21,9 @@ import pyarrow.types as pat
 from featurestore.arrow.column_lines import quoted
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, SourceChanged, listing
+from featurestore.featuregroups import WriteRequest, create
 from featurestore.featuregroups.record_queries import equality_condition, run_query
 from featurestore.featuregroups.table import open_group
-from featurestore.featuregroups.write import Write, create
 from featurestore.jobs import key_versions, target
 from featurestore.jobs.inputs import parquet_files, read_time_bounds
 from featurestore.jobs.key_versions import (
@@ -137,13 +137,13 @@ def record_versions(run: JobRun, upsert: Upsert) -> JobRun:
         # versions valid.
         schema = target.drop_null_columns(session, spec, upsert.rows, ()).schema
         no_rows = session.engine.from_arrow(schema.empty_table().to_reader())
-        create(
-            session,
-            FeatureFrame(session, no_rows),
+        request = WriteRequest(
             spec.target,
-            declared=target.declaration(spec),
-            write=Write(validation="off", run_id=f"{run.run_id}-define"),
+            options=target.declaration(spec),
+            validation="off",
+            run_id=f"{run.run_id}-define",
         )
+        create(session, FeatureFrame(session, no_rows), request)
         group = target.find_target(session, spec)
         assert group is not None
     key_versions.append_versions(run, group.path, upsert.versions)

@@ -218,21 +218,15 @@ class FeatureGroupCalls(StoreBase):
         inputs: Inputs,
         if_exists: str,
     ) -> FeatureGroup:
-        from featurestore.featuregroups import FeatureGroup, Write, create_named
+        from featurestore.featuregroups import FeatureGroup, WriteRequest, create_named
         from featurestore.featuregroups.inputs import find_inputs
         from featurestore.featuregroups.renaming import rename_frame_columns
 
         df = rename_frame_columns(df, rename)
-        write = Write(inputs=find_inputs(self._session, inputs, df))
-        spec = create_named(
-            self._session,
-            df,
-            name,
-            declared=options,
-            version=version,
-            write=write,
-            if_exists=if_exists,
+        request = WriteRequest(
+            name, version=version, options=options, inputs=find_inputs(self._session, inputs, df)
         )
+        spec = create_named(self._session, df, request, if_exists=if_exists)
         return FeatureGroup(self._session, spec.name, spec.version)
 
     def insert_into_featuregroup(
@@ -275,19 +269,20 @@ class FeatureGroupCalls(StoreBase):
         >>> (commit.operation, commit.rows_in, store.get_featuregroup("weather").count())
         ('upsert', 1, 5)
         """
-        from featurestore.featuregroups import Write, insert
+        from featurestore.featuregroups import WriteRequest, insert
         from featurestore.featuregroups.renaming import rename_frame_columns
 
         refuse_name_before_data(df, name, call="insert_into_featuregroup")
-        write = Write(
+        request = WriteRequest(
+            name,
+            version=version,
             mode=mode,
             schema_change=schema_change,
             on_duplicates=on_duplicates,
             transaction=transaction,
             validation=validation,
         )
-        df = rename_frame_columns(df, rename)
-        return insert(self._session, df, name, version=version, write=write)
+        return insert(self._session, rename_frame_columns(df, rename), request)
 
     def delete_from_featuregroup(
         self, name: str, where: str, *, version: int | None = None

@@ -173,7 +173,7 @@ class SourceCalls(StoreBase):
         """
         from featurestore import sources
         from featurestore.external import grant_rows
-        from featurestore.featuregroups import FeatureGroup, Write, create_named
+        from featurestore.featuregroups import FeatureGroup, WriteRequest, create_named
         from featurestore.featuregroups.definition import build_spec, declare_group
         from featurestore.featuregroups.redefinition import check_expectations
 
@@ -202,16 +202,8 @@ class SourceCalls(StoreBase):
         spec = build_spec(declared, name=name, version=version or 1, schema=schema)
         check_expectations(self._session, spec)
         # Only the definition is stored. The table has no rows to validate.
-        write = Write(validation="off")
-        spec = create_named(
-            self._session,
-            schema.empty_table(),
-            name,
-            declared=declared,
-            version=version,
-            write=write,
-            if_exists=if_exists,
-        )
+        request = WriteRequest(name, version=version, options=declared, validation="off")
+        spec = create_named(self._session, schema.empty_table(), request, if_exists=if_exists)
         # An equal definition may have been created on another machine.
         grant_rows(self._session, spec)
         return FeatureGroup(self._session, spec.name, spec.version)

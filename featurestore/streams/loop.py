@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import BadRecord, DefinitionMismatch, StreamOvertaken
-from featurestore.featuregroups import get_or_create
+from featurestore.featuregroups import WriteRequest, get_or_create, insert
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.featuregroups.write import Write, insert
 from featurestore.model import times
 from featurestore.model.group_options import GroupOptions
 from featurestore.model.job import JobSpec
@@ -152,12 +151,14 @@ def _create_group(session: Session, spec: JobSpec, declared: GroupOptions) -> Op
     """Create the group of a job without rows, unless a concurrent process has created it."""
     assert spec.stream is not None
     empty_rows = spec.stream.columns.empty_table()
+    request = WriteRequest(spec.target, options=declared)
     try:
-        created = get_or_create(session, empty_rows, spec.target, declared=declared)
+        created = get_or_create(session, empty_rows, request)
     except DefinitionMismatch:  # the job's keys, times or partitions need the next version
         with session.registry.reading() as connection:
             number = max(featuregroups.versions(connection, spec.target)) + 1
-        created = get_or_create(session, empty_rows, spec.target, declared=declared, version=number)
+        request = WriteRequest(spec.target, version=number, options=declared)
+        created = get_or_create(session, empty_rows, request)
     return open_group(session, spec.target, created.version)
 
 
@@ -295,10 +296,11 @@ def _commit_start_offsets(
         run.stream.app(number): (each.committed, each.start)
         for number, each in partition_positions.items()
     }
-    write = Write(offsets=offsets, validation="off")
-    nothing = group.spec.schema.empty_table()
+    request = WriteRequest(
+        group.spec.name, version=group.spec.version, offsets=offsets, validation="off"
+    )
     # The commit has no rows, only offsets; it fails if another runner has committed offsets first.
-    insert(run.session, nothing, group.spec.name, version=group.spec.version, write=write)
+    insert(run.session, group.spec.schema.empty_table(), request)
 
 
 def _record_progress(

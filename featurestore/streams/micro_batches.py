@@ -6,19 +6,19 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.errors import BadRecord
-from featurestore.featuregroups.commit import add_to_quarantine
+from featurestore.featuregroups import WriteRequest, insert
 from featurestore.featuregroups.log_order import has_decreasing_times
+from featurestore.featuregroups.quality import add_to_quarantine
 from featurestore.featuregroups.record_queries import OFFSET, PARTITION
 from featurestore.featuregroups.records import RecordOrder, has_repeated_keys
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec
 from featurestore.model.reader_text import remove_machine_details
 from featurestore.model.stream import StreamSpec
@@ -100,12 +100,7 @@ def commit_micro_batch(
             **commit_metadata,
             "offsets": {str(number): end for number, end in batch.end.items()},
         }
-        write = Write(
-            schema_change="add",
-            validation=spec.validation,
-            offsets=offsets,
-            stream={**metadata, "bad": records.bad.num_rows},
-        )
+        order = None
         rows = _select_columns(session, records.good, stream.columns.names)
         # Most micro-batches have no repeated keys and need no comparison of their records.
         if _depends_on_order(session, spec, group, records, rows):
@@ -115,11 +110,19 @@ def commit_micro_batch(
                 records.deleted if records.deleted.num_rows else None,
                 is_log_time=_has_log_time(spec),
             )
-            write = replace(write, order=order)
             rows = _select_columns(
                 session, records.good, [*stream.columns.names, *order.columns.names]
             )
-        commit = insert(session, rows, spec.target, version=group.spec.version, write=write)
+        request = WriteRequest(
+            spec.target,
+            version=group.spec.version,
+            schema_change="add",
+            validation=spec.validation,
+            offsets=offsets,
+            stream={**metadata, "bad": records.bad.num_rows},
+            order=order,
+        )
+        commit = insert(session, rows, request)
         good = records.good
         count = good.num_rows if isinstance(good, pa.Table) else good.count()
     bad = records.bad

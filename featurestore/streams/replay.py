@@ -18,10 +18,10 @@ from sqlglot import exp
 from featurestore.delta.history import read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.featuregroups import WriteRequest, insert
 from featurestore.featuregroups.record_queries import OFFSET, PARTITION
 from featurestore.featuregroups.records import RecordOrder, positions_of_ranges
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.write import Write, insert
 from featurestore.model import display
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
@@ -143,7 +143,9 @@ def _insert_new_rows(
     stream = spec.stream
     inserted: list[pa.Table] = []
     columns = pa.schema([good.schema.field(name) for name in STORED_COLUMNS])
-    write = Write(
+    request = WriteRequest(
+        spec.target,
+        version=group.spec.version,
         schema_change="add",
         validation=spec.validation,
         # The table accepts only one replay of a version of the quarantine.
@@ -151,9 +153,7 @@ def _insert_new_rows(
         # Rows in the group may come from later records, so they are kept.
         order=RecordOrder("first", columns, written_positions=inserted),
     )
-    insert(
-        session, FeatureFrame(session, good), spec.target, version=group.spec.version, write=write
-    )
+    insert(session, FeatureFrame(session, good), request)
     return inserted[0]
 
 

@@ -296,6 +296,7 @@ def _misread(store: FeatureStore) -> None:
     """Register a stream with a quarantined record that has become readable."""
     from featurestore.featuregroups.table import open_group
     from featurestore.featuregroups.write import get_or_create
+    from featurestore.featuregroups.write_request import WriteRequest
     from featurestore.jobs.stream_jobs import stream_job
     from featurestore.jobs.target import declaration
     from featurestore.plugins.source import DecoderRequest, MicroBatch
@@ -312,7 +313,7 @@ def _misread(store: FeatureStore) -> None:
         jobs.register(connection, spec, origin="jobs.py", watermark=None)
     assert spec.stream is not None
     empty = spec.stream.columns.empty_table()
-    get_or_create(store.session, empty, spec.target, declared=declaration(spec))
+    get_or_create(store.session, empty, WriteRequest(spec.target, options=declaration(spec)))
     value = b'{"id": 1, "t": "2024-01-01T00:00:00Z"}'
     fields = {"topic": "t", "partition": 0, "offset": 0, "timestamp": None, "key": b"k"}
     records = pa.Table.from_pylist([{**fields, "value": value}], schema=decoding.RECORDS)

@@ -15,7 +15,8 @@ from featurestore.errors import (
 )
 from featurestore.featuregroups import create
 from featurestore.featuregroups.discovery import derived_from, provenance
-from featurestore.featuregroups.write import Write, insert
+from featurestore.featuregroups.write import insert
+from featurestore.featuregroups.write_request import WriteRequest
 from featurestore.model.group_options import GroupOptions
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ def test_column_provenance_contains_run_and_source_versions(empty_store: Feature
     insert(
         empty_store.session,
         pa.table({"y": [2]}),
-        "derived",
-        write=Write(run_id="run7", inputs=(source,)),
+        WriteRequest("derived", run_id="run7", inputs=(source,)),
     )
     actual = provenance(empty_store.session, "derived.y")
     assert (actual.reference, actual.run_id, actual.delta_version, actual.inputs) == (
@@ -130,10 +130,10 @@ def test_created_groups_record_declared_and_read_inputs(empty_store: FeatureStor
 
 def test_provenance_contains_job_and_training_datasets(empty_store: FeatureStore) -> None:
     raw = empty_store.create_featuregroup(pa.table({"x": [1, 2]}), "raw")
-    declared = GroupOptions(job="nightly")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
-    write = Write(run_id="run7", inputs=(source,))
-    create(empty_store.session, pa.table({"y": [1, 2]}), "derived", declared=declared, write=write)
+    options = GroupOptions(job="nightly")
+    request = WriteRequest("derived", options=options, run_id="run7", inputs=(source,))
+    create(empty_store.session, pa.table({"y": [1, 2]}), request)
     empty_store.compact_featuregroup("derived")
     actual = empty_store.featuregroup("derived").provenance("y")
     assert (actual.job, actual.run_id, actual.inputs) == ("nightly", "run7", (source,))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from featurestore.delta import commits
-from featurestore.featuregroups.write import Write, insert
+from featurestore.featuregroups.write import insert
+from featurestore.featuregroups.write_request import WriteRequest
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
@@ -97,9 +98,9 @@ def test_replace_range_is_not_marked_unique(empty_store: FeatureStore) -> None:
     commit = insert(
         empty_store.session,
         rows([8], 1),
-        "g",
-        write=Write(
-            "replace",
+        WriteRequest(
+            "g",
+            mode="replace",
             replace=window,
             run_id="r1",
             inputs=({"featuregroup": "a", "version": 1, "delta_version": 3},),

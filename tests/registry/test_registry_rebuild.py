@@ -20,7 +20,8 @@ import pytest
 import featurestore
 from featurestore.cli.main import main
 from featurestore.errors import DataWarning, JobFailed, ValidationFailed
-from featurestore.featuregroups.write import Write, insert
+from featurestore.featuregroups.write import insert
+from featurestore.featuregroups.write_request import WriteRequest
 from featurestore.recovery.rebuild import NOT_RESTORED, rebuild
 from featurestore.registry import artifacts, featuregroups, lineage, training_datasets
 from featurestore.store import FeatureStore
@@ -84,7 +85,8 @@ def filled(location: Path, url: str | None = None) -> FeatureStore:
     store.create_featuregroup(table, "derived", primary_key="id")
     store.add_featuregroup_tag("derived", "pii", "no")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
-    insert(store.session, table, "derived", write=Write("upsert", run_id="run1", inputs=(source,)))
+    request = WriteRequest("derived", mode="upsert", run_id="run1", inputs=(source,))
+    insert(store.session, table, request)
     store.insert_into_featuregroup(
         table.append_column("y", pa.array([1, 2])), "raw", mode="upsert", schema_change="add"
     )

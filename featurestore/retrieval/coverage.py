@@ -21,9 +21,8 @@ from featurestore.errors import InvalidArgument
 from featurestore.model import display
 from featurestore.model.plan import FeaturePlan, Join, Output, WindowJoin
 from featurestore.retrieval.coverage_advice import UnmatchedLabels, advise
-from featurestore.retrieval.execution import (
-    Labels,
-    computed_schema,
+from featurestore.retrieval.execution import Labels, computed_schema
+from featurestore.retrieval.label_samples import (
     has_joins,
     plan_over_labels,
     run_over_labels,

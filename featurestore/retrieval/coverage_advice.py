@@ -15,7 +15,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import format_duration, format_ttl, from_micros, to_micros
 from featurestore.retrieval.conversions import format_cell
-from featurestore.retrieval.execution import NEVER, label_times, to_microseconds
+from featurestore.retrieval.label_samples import NEVER, label_times, to_microseconds
 from featurestore.session import Session
 
 _PEEK_ROWS = 1000

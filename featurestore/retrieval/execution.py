@@ -1,13 +1,15 @@
 """Execution of feature plans: the left side, on-demand features, engine joins, then filters.
 
-The planner infers the types of on-demand features, and the execution computes them. Checks of
-individual labels (leaks, coverage) run the plan over a sample of labels in memory.
+The planner infers the types of on-demand features, and the execution computes them. Computed times
+have the limits of written ones: an interval may lead out of the years 1 to 9999, which Python, pandas
+and the export formats cannot represent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,17 +17,23 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import usersql
-from featurestore.errors import InvalidArgument, InvalidSql
+from featurestore.arrow.bounds import (
+    OUT_OF_RANGE_HINT,
+    contains_times,
+    find_out_of_range,
+    out_of_range_error,
+)
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.types import TIMESTAMP, is_nested
+from featurestore.errors import InvalidSql
 from featurestore.hashing import row_hash
 from featurestore.model.on_demand import OnDemandFeature, check_new_names
 from featurestore.model.plan import ROW, FeaturePlan, OnDemandOutput, QuerySource, RowSample
-from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.retrieval.computed_times import find_computed_times
 from featurestore.session import Session
+from featurestore.usersql import quote
+from featurestore.usersql.text import parse_statement
 
-# The value in microseconds for a label without a time.
-NEVER = np.iinfo(np.int64).min
 _ROWS = "rows"
 Labels = Callable[[], Relation]
 _SAMPLE_SEED = 0x53414D504C45
@@ -254,103 +262,108 @@ def compute_on_demand(
     return remaining_plan, rows
 
 
-def has_joins(plan: FeaturePlan) -> bool:
-    """Return whether a plan or one of its left plans joins groups to labels."""
-    return bool(plan.all_joins) or (plan.left_plan is not None and has_joins(plan.left_plan))
+@dataclass(frozen=True)
+class ComputedTimes:
+    """A function that checks computed times in a batch, and returns the batch.
+
+    ``columns`` has the names of the columns, and the hint of each.
+    """
+
+    columns: tuple[tuple[str, str], ...]
+
+    def check(self, relation: Relation, *, engine: Engine) -> Relation:
+        """Return a relation whose rows are checked when they are read."""
+        if not self.columns:
+            return relation
+        return engine.map_batches(relation, self, schema=relation.schema)
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch.
+
+        Raises:
+            OutOfRange: A time is outside of the years 1 to 9999; names its column.
+        """
+        for name, hint in self.columns:
+            _check_times(batch.column(name), name, hint)
+        return batch
 
 
-def plan_over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
-    """Return a plan over labels in memory with all outputs, no filters, and one row per label."""
-    schema = computed_schema(plan, labels)
-    return replace(
-        plan,
-        left_source=None,
-        left_plan=None,
-        left_query=None,
-        left_schema=labels,
-        how="left",
-        filters=(),
-        samples=(),
-        keep_order=True,
-        columns=tuple(schema.names),
-        schema=schema,
-    )
+def find_computed_times(plan: FeaturePlan) -> ComputedTimes:
+    """Return the check of the times that a plan computes and returns."""
+    hints = {}
+    if plan.left_query is not None and computes_values(plan.left_query.sql):
+        for field in plan.left_schema:
+            if contains_times(field.type):
+                hints[field.name] = _query_hint(plan.left_query, plan.left_schema, field)
+    for output in plan.on_demand:
+        if contains_times(output.kind):
+            hints[output.name] = _feature_hint(output.feature, output.kind)
+    columns = [(name, hints.get(plan.left_column(name))) for name in plan.columns]
+    return ComputedTimes(tuple([(name, hint) for name, hint in columns if hint is not None]))
 
 
-def sampled_labels(
-    session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
-) -> pa.Table:
-    """Sample the labels, which are the left side of the first plan; read only needed columns."""
-    first = plan
-    while first.left_plan is not None:
-        first = first.left_plan
-    engine = session.engine
-    if first.left_source is not None:
-        source = first.left_source
-        relation = engine.read_table(
-            source.path, version=source.delta_version, schema=source.spec.schema
-        )
-    elif first.left_query is not None:
-        relation = run_query(session, first.left_query)
-    elif labels is not None:
-        relation = labels()
-    else:
-        raise InvalidArgument("The frame no longer has its labels.")
-    return sample_by_priority(session, relation, sample=sample, seed=seed)
+def micros_to_times(micros: Sequence[int | None], output: OnDemandOutput) -> list[Any]:
+    """Convert computed microseconds since 1970 to the Python values of a time column.
+
+    Raises:
+        OutOfRange: A time is outside of the years 1 to 9999; names the column.
+    """
+    times = cast_array(cast_array(pa.array(micros), TIMESTAMP), output.kind)
+    _check_times(times, output.name, _feature_hint(output.feature, output.kind))
+    values: list[Any] = times.to_pylist()
+    return values
 
 
-def sample_by_priority(session: Session, relation: Relation, *, sample: int, seed: int) -> pa.Table:
-    """Sample the rows with the smallest seeded random numbers, preserving the row order."""
-    random = np.random.default_rng(seed)
-    sampled_rows: pa.Table | None = None
-    priorities = np.zeros(0)
-    for batch in session.engine.stream(relation):
-        batch_priorities = random.random(batch.num_rows)
-        table = pa.Table.from_batches([batch])
-        if sampled_rows is None:
-            sampled_rows = table
-        else:
-            sampled_rows = pa.concat_tables([sampled_rows, table])
-        priorities = np.concatenate([priorities, batch_priorities])
-        # After each batch only the rows with the smallest priorities remain, so memory is bounded
-        # by the sample and a batch.
-        if len(priorities) > sample:
-            # argpartition returns positions in any order; sorting restores the row order.
-            smallest = np.sort(np.argpartition(priorities, sample)[:sample])
-            sampled_rows, priorities = sampled_rows.take(pa.array(smallest)), priorities[smallest]
-    if sampled_rows is None:
-        sampled_rows = pa.Table.from_batches([], relation.schema)
-    if ROW in sampled_rows.column_names:
-        return sampled_rows.drop([ROW])
-    return sampled_rows
+@lru_cache(maxsize=256)
+def computes_values(sql: str) -> bool:
+    """Return whether a query may return values that no column of its tables has.
+
+    >>> computes_values("select at as t from weather where temp > 3")
+    False
+    >>> computes_values("select at + interval 1 day as t from weather")
+    True
+    """
+    from sqlglot import exp
+
+    tree = parse_statement(sql, expected="query")
+    for select in tree.find_all(exp.Select):
+        for projection in select.expressions:
+            for node in projection.walk():
+                if not isinstance(node, exp.Alias | exp.Column | exp.Identifier | exp.Star):
+                    return True
+    # Constants and functions in the place of tables.
+    if tree.find(exp.Values, exp.Unnest, exp.Pivot, exp.Lateral) is not None:
+        return True
+    return not all(isinstance(table.this, exp.Identifier) for table in tree.find_all(exp.Table))
 
 
-def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
-    """Return the time of each label in microseconds since 1970, or NEVER if it has none."""
-    if plan.fixed_time is not None:
-        return np.full(labels.num_rows, to_micros(plan.fixed_time))
-    if plan.left_time is None:
-        return np.full(labels.num_rows, NEVER)
-    return to_microseconds(labels.column(plan.left_time))
+def _check_times(times: pa.Array, name: str, hint: str) -> None:
+    row = find_out_of_range(times)
+    if row is not None:
+        raise out_of_range_error(times, row, column=name, shown="A row", hint=hint)
 
 
-def to_microseconds(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Convert times to microseconds since 1970, and nulls to NEVER."""
-    # Dates have no cast to int64 microseconds.
-    if pat.is_date(column.type):
-        column = column.cast(pa.timestamp("us", tz="UTC"))
-    micros = column.cast(pa.int64()).combine_chunks()
-    return np.asarray(micros.fill_null(NEVER))
+def _feature_hint(feature: OnDemandFeature, kind: pa.DataType) -> str:
+    """Return the feature that is null where a time is out of range."""
+    # A comment in the expression ends with its line.
+    end = "\n)" if "--" in feature.sql else ")"
+    in_range = _null_outside(f"({feature.sql}{end}", kind)
+    return f"for null instead of such times: featurestore.feature({feature.name!r}, {in_range!r})"
 
 
-def run_over_labels(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
-    """Run a plan over labels in memory; return one row per label, in the order of the labels."""
-    numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
-    engine = session.engine
-    plan = compile_window_conditions(plan, dialect=engine.dialect)
-    label_relation = engine.from_arrow(numbered.to_reader())
-    computed_times = find_computed_times(plan)
-    if plan.on_demand:
-        plan, label_relation = compute_on_demand(engine, plan, label_relation)
-    relation = computed_times.check(engine.retrieve(plan, labels=label_relation), engine=engine)
-    return engine.stream(relation).read_all()
+def _query_hint(query: QuerySource, schema: pa.Schema, field: pa.Field) -> str:
+    """Return the query that is null where a time of a column is out of range."""
+    if is_nested(field.type):
+        return OUT_OF_RANGE_HINT
+    columns = []
+    for name in map(quote, schema.names):
+        if name == quote(field.name):
+            name = f"{_null_outside(name, field.type)} as {name}"
+        columns.append(name)
+    sql = f"select {', '.join(columns)} from ({query.sql})"
+    return f"for null instead of such times: featurestore.sql({sql!r})"
+
+
+def _null_outside(sql: str, kind: pa.DataType) -> str:
+    last = "9999-12-31" if pat.is_date(kind) else "9999-12-31 23:59:59.999999"
+    return f"case when {sql} between '0001-01-01' and '{last}' then {sql} end"

@@ -31,17 +31,19 @@ from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.conversions import format_cell
-from featurestore.retrieval.execution import (
+from featurestore.retrieval.frame import FeatureFrame
+from featurestore.retrieval.label_samples import (
     NEVER,
+    EligibleRows,
     has_joins,
+    key_tuples,
     label_times,
     plan_over_labels,
     run_over_labels,
     sampled_labels,
+    time_columns,
     to_microseconds,
 )
-from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.row_search import EligibleRows, key_tuples, time_columns
 from featurestore.retrieval.window_search import window_values
 from featurestore.session import Session
 from featurestore.usersql import quote

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import WindowJoin
-from featurestore.retrieval.execution import NEVER, to_microseconds
+from featurestore.retrieval.label_samples import NEVER, to_microseconds
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _ALWAYS = np.iinfo(np.int64).max

@@ -21,7 +21,7 @@ import pyarrow.types as pat
 
 from featurestore.aggregates import reference
 from featurestore.model.plan import WindowJoin, WindowOutput
-from featurestore.retrieval.execution import NEVER
+from featurestore.retrieval.label_samples import NEVER
 from featurestore.retrieval.visible_rows import Add, Events, Window, sort_events
 from featurestore.retrieval.window_rows import matching_rows
 from featurestore.session import Session

@@ -31,7 +31,7 @@ from featurestore.model.requests import RowsRequest
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import ComputesRows, RowsFunction, find_engine
 from featurestore.retrieval.catalog import RegisteredSpecs
-from featurestore.retrieval.computed_times import micros_to_times
+from featurestore.retrieval.execution import micros_to_times
 from featurestore.retrieval.resolve import (
     equal_key,
     find_spec,

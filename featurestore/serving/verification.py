@@ -21,7 +21,7 @@ from featurestore.model.names import format_group_reference
 from featurestore.model.requests import RowsRequest
 from featurestore.model.times import from_micros, parse_moment, to_micros, to_python_rows
 from featurestore.retrieval.catalog import RegisteredSpecs, group_source
-from featurestore.retrieval.execution import sample_by_priority, sampled_labels
+from featurestore.retrieval.label_samples import sample_by_priority, sampled_labels
 from featurestore.retrieval.resolve import equal_key
 from featurestore.retrieval.view_rows import retrieve_rows
 from featurestore.serving.ownership import read_state

@@ -15,7 +15,7 @@ from featurestore.featuregroups.table import open_group
 from featurestore.model.names import format_group_reference, parse_group_reference
 from featurestore.registry import sources
 from featurestore.retrieval import FeatureFrame
-from featurestore.retrieval.provenance import existing_inputs, recorded_inputs
+from featurestore.retrieval.conversions import existing_inputs, recorded_inputs
 from featurestore.session import Session
 
 # "weather", "weather@v2", "source:shop", a handle, or a frame of the store.

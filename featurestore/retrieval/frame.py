@@ -33,10 +33,14 @@ from featurestore.retrieval.checks import (
     warn_of_empty_groups,
     warn_of_empty_groups_in_export,
 )
-from featurestore.retrieval.conversions import format_table, suggest_replacement, table_to_html
+from featurestore.retrieval.conversions import (
+    format_table,
+    record_inputs,
+    suggest_replacement,
+    table_to_html,
+)
 from featurestore.retrieval.coverage import CoverageReport, coverage
 from featurestore.retrieval.execution import Labels, run, sample_rows
-from featurestore.retrieval.provenance import record_inputs
 from featurestore.session import Session
 from featurestore.usersql import fix_clock, predicate
 

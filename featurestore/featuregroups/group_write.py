@@ -56,7 +56,7 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import artifacts, featuregroups
 from featurestore.retrieval.compared_features import ComparedFeatures
-from featurestore.retrieval.provenance import existing_inputs
+from featurestore.retrieval.conversions import existing_inputs
 from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
 from featurestore.storage.failures import warn_after_publication, warn_published
 from featurestore.validation import Subject, audit

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -179,26 +179,17 @@ def parse_project(manifest: JsonObject) -> DbtProject:
     """Parse the tables, tests and dependencies of a manifest."""
     metadata = manifest.object("metadata")
     owners = parse_owners(manifest)
-    nodes: dict[str, DbtNode] = {}
-    node_objects = list(_objects(manifest, "nodes"))
-    for unique_id, node in [*node_objects, *_objects(manifest, "sources")]:
-        if node.optional_text("resource_type") in TABLE_KINDS:
-            nodes[unique_id] = parse_node(unique_id, node, owners)
-    tests: dict[str, list[DbtTest]] = {}
-    sources = {node.fqn[-2:]: key for key, node in nodes.items() if node.resource_type == "source"}
-    for _, node in node_objects:
-        if node.optional_text("resource_type") != "test":
-            continue
-        test = parse_test(node)
-        tested_nodes = test.tables
-        if test.test_type != SINGULAR:
-            tested_nodes = (find_tested_node(node, sources),)
-        for tested_node in tested_nodes:
-            tests.setdefault(tested_node, []).append(test)
-    for unique_id, node_tests in tests.items():
-        if unique_id in nodes:
-            ordered = sorted(node_tests, key=lambda test: test.name)
-            nodes[unique_id] = replace(nodes[unique_id], tests=tuple(ordered))
+    node_objects = dict(_objects(manifest, "nodes"))
+    table_objects = {
+        unique_id: node
+        for unique_id, node in (node_objects | dict(_objects(manifest, "sources"))).items()
+        if node.optional_text("resource_type") in TABLE_KINDS
+    }
+    tests = parse_tests(node_objects.values(), table_objects)
+    nodes = {
+        unique_id: parse_node(unique_id, node, owners, tests.get(unique_id, ()))
+        for unique_id, node in table_objects.items()
+    }
     parents = {}
     if manifest.data.get("parent_map") is not None:
         parent_map = manifest.object("parent_map")
@@ -249,7 +240,28 @@ def parse_owner(value: object) -> str | None:
     return None
 
 
-def parse_node(unique_id: str, node: JsonObject, owners: Mapping[str, str]) -> DbtNode:
+def parse_tests(
+    nodes: Iterable[JsonObject], tables: Mapping[str, JsonObject]
+) -> dict[str, list[DbtTest]]:
+    """Parse the data tests; return them by the unique id of each table that they test."""
+    sources = {
+        node.texts("fqn")[-2:]: unique_id
+        for unique_id, node in tables.items()
+        if node.text("resource_type") == "source"
+    }
+    tests: dict[str, list[DbtTest]] = {}
+    for node in nodes:
+        if node.optional_text("resource_type") == "test":
+            test = parse_test(node)
+            is_singular = test.test_type == SINGULAR
+            for table in test.tables if is_singular else (find_tested_node(node, sources),):
+                tests.setdefault(table, []).append(test)
+    return tests
+
+
+def parse_node(
+    unique_id: str, node: JsonObject, owners: Mapping[str, str], tests: Iterable[DbtTest]
+) -> DbtNode:
     """Parse a model, snapshot, seed or source; ``owners`` are those of the dbt groups."""
     config = _optional_object(node, "config")
     resource_type = node.text("resource_type")
@@ -257,7 +269,13 @@ def parse_node(unique_id: str, node: JsonObject, owners: Mapping[str, str]) -> D
     settings = meta.get("featurestore")
     group = config.optional_text("group") or node.optional_text("group")
     is_source = resource_type == "source"
-    parsed = DbtNode(
+    settings_object = None
+    if settings is not None and settings is not False:
+        settings_object = JsonObject.from_value(settings, f"{unique_id}: meta.featurestore")
+    version = node.data.get("version")
+    columns, constraint_key = parse_columns(node)
+    freshness, loaded_at = parse_freshness(node, config) if is_source else (None, None)
+    return DbtNode(
         unique_id=unique_id,
         resource_type=resource_type,
         name=_name(node, "name"),
@@ -272,26 +290,20 @@ def parse_node(unique_id: str, node: JsonObject, owners: Mapping[str, str]) -> D
         if is_source
         else config.optional_text("materialized") or resource_type,
         description=node.optional_text("description") or "",
+        columns=columns,
+        constraint_key=constraint_key,
         event_time=config.optional_text("event_time"),
         owner=parse_owner(meta.get("owner")) or owners.get(group or ""),
         group=group,
+        model_version=None if version is None else str(version),
+        is_latest=version is None or str(version) == str(node.data.get("latest_version")),
+        loaded_at=loaded_at,
+        freshness=freshness,
+        snapshot=parse_snapshot(config) if resource_type == "snapshot" else None,
+        settings=settings_object,
         is_excluded=settings is False,
+        tests=tuple(sorted(tests, key=lambda test: test.name)),
     )
-    if settings is not None and settings is not False:
-        parsed = replace(
-            parsed, settings=JsonObject.from_value(settings, f"{unique_id}: meta.featurestore")
-        )
-    if node.data.get("version") is not None:
-        version = str(node.data["version"])
-        is_latest = version == str(node.data.get("latest_version"))
-        parsed = replace(parsed, model_version=version, is_latest=is_latest)
-    if is_source:
-        freshness, loaded_at = parse_freshness(node, config)
-        parsed = replace(parsed, freshness=freshness, loaded_at=loaded_at)
-    if resource_type == "snapshot":
-        parsed = replace(parsed, snapshot=parse_snapshot(config))
-    columns, constraint_key = parse_columns(node)
-    return replace(parsed, columns=columns, constraint_key=constraint_key)
 
 
 def parse_columns(node: JsonObject) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -30,7 +30,7 @@ from report import Report
 
 import featurestore
 from featurestore.storage import files, storage_for
-from featurestore.storage.location import object_store_for, use_options
+from featurestore.storage.connections import object_store_for, use_options
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 

@@ -181,7 +181,7 @@ def _check_private_files(location: str) -> Iterator[Check]:
 
 def _check_remote_store(location: str, registry: str | None) -> Iterator[Check]:
     """Check the requirements of a store at a URI."""
-    from featurestore.storage.location import check_location
+    from featurestore.storage.connections import check_location
 
     for inspection in check_location(location):
         state = OK if inspection.passed else PROBLEM

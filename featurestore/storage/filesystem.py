@@ -21,9 +21,10 @@ from featurestore.errors import StorageError, missing_extra
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
+from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import StoredObject
-from featurestore.storage.location import object_store_for, remove_owner, supported_schemes
+from featurestore.storage.location import remove_owner, supported_schemes
 
 Guard = Callable[[], AbstractContextManager[None]]
 

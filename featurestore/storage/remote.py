@@ -23,9 +23,9 @@ from typing import IO, TYPE_CHECKING, Any
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.model.paths import is_relative_path
 from featurestore.model.threads import independent_tasks
+from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import FileStatus, StoredObject, Writer
-from featurestore.storage.location import object_store_for
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import Storage

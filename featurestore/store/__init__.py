@@ -16,7 +16,7 @@ from featurestore.plugins.remote import is_address
 from featurestore.progress import set_progress
 from featurestore.session import DeferredEngine, Session
 from featurestore.storage import files, storage_for
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from featurestore.storage.publication import is_durable
 from featurestore.store.facade import FeatureStore
 

@@ -20,7 +20,8 @@ from featurestore.model.suggestions import missing_member_error
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.progress import show_progress
 from featurestore.storage import files, storage_for
-from featurestore.storage.location import require_local, use_options
+from featurestore.storage.connections import use_options
+from featurestore.storage.location import require_local
 from featurestore.storage.manifests import read_annotations, read_manifest
 from featurestore.storage.shards import DEFAULT_CACHE_BYTES, open_cache
 from featurestore.training.model_inputs import ModelInputs

@@ -77,7 +77,7 @@ def _fail(number: int, batches: object) -> None:
 def test_listing_names_opens_no_duckdb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_uris: bool
 ) -> None:
-    monkeypatch.setattr(session, "has_connections", lambda: reads_uris)
+    monkeypatch.setattr(session, "open_connections", reads_uris)
     with featurestore.connect(tmp_path / "store") as store:
         store.create_featuregroup(pa.table({"k": [1]}), "g", tags={"owner": "ada"})
     with pytest.MonkeyPatch.context() as patched:

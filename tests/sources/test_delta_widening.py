@@ -16,7 +16,7 @@ import featurestore
 from featurestore.plugins.engine import Engine, TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.storage import files
-from featurestore.storage.location import use_options_for_owner
+from featurestore.storage.connections import use_options_for_owner
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from tests.deltalog.hand_made import add, commit, metadata, protocol, table_schema

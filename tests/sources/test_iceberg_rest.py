@@ -16,7 +16,7 @@ pytest.importorskip("pyiceberg")
 from featurestore.errors import SourceError, SourceTableNotFound, SourceUnavailable
 from featurestore.plugins.source import SourceConfig, SourceQuery, find_source
 from featurestore.storage import files
-from featurestore.storage.location import use_options_for_owner
+from featurestore.storage.connections import use_options_for_owner
 from featurestore.store import FeatureStore
 from tests.maven import NotFetched
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer

@@ -27,7 +27,7 @@ from featurestore.errors import (
 )
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_source
 from featurestore.storage import files
-from featurestore.storage.location import object_store_for, use_options_for_owner
+from featurestore.storage.connections import object_store_for, use_options_for_owner
 from featurestore.store import FeatureStore
 from featurestore.testing.source_conformance import SourceConformance
 from tests.hdfs_server import HdfsServer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import featurestore
-from featurestore.storage.location import object_store_for, use_options
+from featurestore.storage.connections import object_store_for, use_options
 from featurestore.store import FeatureStore
 from tests.azure_server import ACCOUNT_KEY
 from tests.hdfs_server import HdfsServer

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from featurestore.storage import location
+from featurestore.storage import connections
 from featurestore_connectors.hdfs import HdfsStorage
 
 DATA = bytes(range(256)) * 2_000
@@ -19,12 +19,12 @@ DATA = bytes(range(256)) * 2_000
 
 def reads_and_writes(folder_uri: str) -> None:
     """Read in both processes at once; neither receives the other's data, and the child exits normally."""
-    storage, folder = location.object_store_for(folder_uri)
+    storage, folder = connections.object_store_for(folder_uri)
     storage.put(f"{folder}/before", DATA)
     assert storage.read(f"{folder}/before") == DATA
 
     def in_child() -> None:
-        inner, _ = location.object_store_for(folder_uri)
+        inner, _ = connections.object_store_for(folder_uri)
         for _ in range(20):
             assert inner.read(f"{folder}/before") == DATA
         inner.put(f"{folder}/child", DATA)

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from featurestore.errors import ValidationFailed
-from featurestore.storage.location import object_store_for
+from featurestore.storage.connections import object_store_for
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 from featurestore_connectors.hdfs import HdfsStorage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine
 from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage import failures, files
-from featurestore.storage import location as connections
+from featurestore.storage import connections, failures, files
 from featurestore.storage.objects import ObjectStorage
 from tests.hdfs_server import HdfsServer
 from tests.object_server import SECRET_KEY, ObjectServer, free_port
@@ -33,7 +32,7 @@ def test_doctor_by_uri_checks_required_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Connections of this test do not outlast its environment.
-    monkeypatch.setattr(connections, "_connections", {})
+    monkeypatch.setattr(connections, "open_connections", {})
     for name, value in store_location.environment.items():
         monkeypatch.setenv(name, value)
     location = f"{store_location.folder}/team a"

@@ -13,7 +13,7 @@ import pytest
 from featurestore.errors import StorageError
 from featurestore.model.json_object import seal
 from featurestore.storage import files, revisions, storage_for
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from featurestore.storage.publication import Publication
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 from featurestore.storage import files
+from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.filesystem import file_systems
-from featurestore.storage.location import use_options_for_owner
 from tests.object_server import ObjectServer
 
 DATA = bytes(range(256)) * 40

@@ -15,7 +15,7 @@ import pytest
 import featurestore
 from featurestore.errors import ConfigurationError, StorageError
 from featurestore.storage import failures
-from featurestore.storage.location import object_store_for
+from featurestore.storage.connections import object_store_for
 from featurestore_connectors.hdfs import HdfsStorage, client
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ROOT, free_port

@@ -8,7 +8,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import ConfigurationError, UnsupportedLocation
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from featurestore.storage.settings import store_settings
 from featurestore_connectors.spark_delta.buckets import hadoop_options
 

@@ -15,7 +15,7 @@ import pytest
 import featurestore
 from featurestore.errors import ConfigurationError, UnsupportedLocation
 from featurestore.plugins.engine import Engine
-from featurestore.storage.location import object_store_for, use_options
+from featurestore.storage.connections import object_store_for, use_options
 from featurestore.store import FeatureStore
 from featurestore.testing.table_conformance import TableConformance
 from featurestore.training.dataset import TrainingDataset

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from featurestore.plugins.engine import Engine
-from featurestore.storage.location import object_store_for
+from featurestore.storage.connections import object_store_for
 from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 from tests.storage.faulty_proxy import faulty
 from tests.storage.stores import SERVERS, StoreLocation, spark_on_servers

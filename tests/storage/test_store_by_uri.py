@@ -25,7 +25,7 @@ from featurestore.errors import (
 )
 from featurestore.experiments.context import Context
 from featurestore.storage import files
-from featurestore.storage.location import object_store_for
+from featurestore.storage.connections import object_store_for
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 from tests.storage.stores import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from featurestore.testing.table_conformance import TableConformance
 from tests.object_server import ObjectServer
 from tests.storage.stores import ABOUT_VALUES

@@ -23,7 +23,8 @@ from featurestore.registry import access
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
 from featurestore.storage import files
-from featurestore.storage.location import OBJECT_STORES, delta_options, scheme_of
+from featurestore.storage.connections import delta_options
+from featurestore.storage.location import OBJECT_STORES, scheme_of
 from featurestore.store import FeatureStore
 from featurestore.training.catalog import clean_all
 from tests.storage.stores import StoreLocation, export, labeled, names_below, rows

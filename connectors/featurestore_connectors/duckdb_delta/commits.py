@@ -25,7 +25,12 @@ import pyarrow as pa
 from featurestore.arrow.types import storage_schema
 from featurestore.delta import log
 from featurestore.delta.checksums import add_checksum, file_checksums
-from featurestore.delta.commits import check_concurrent_transactions, check_offsets, seal_commit
+from featurestore.delta.commits import (
+    changed_metadata,
+    check_concurrent_transactions,
+    check_offsets,
+    seal_commit,
+)
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
     LOG_FOLDER,
@@ -46,11 +51,12 @@ from featurestore.errors import (
 from featurestore.model.runtime import was_forked
 from featurestore.model.threads import independent_tasks
 from featurestore.model.times import to_micros, utc_now
+from featurestore.plugins.engine import PropertyChange, TableWrite
 from featurestore.storage import files, storage_for
+from featurestore.storage.connections import delta_options
 from featurestore.storage.failures import warn_after_publication
-from featurestore.storage.location import delta_options
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.duckdb_delta.files import NewFile
+from featurestore_connectors.duckdb_delta.relations import NewFile
 
 ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
@@ -73,7 +79,7 @@ class Change:
     """The content of one commit. ``reads`` is true if the content depends on existing rows."""
 
     operation: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
     adds: Sequence[NewFile] = ()
     removes: Sequence[DataFile] = ()
     metadata: Mapping[str, Any] | None = None
@@ -104,8 +110,7 @@ def create(
     durable: bool = True,
 ) -> None:
     """Write commit 0; raise FileExistsError if the table exists."""
-    log = os.path.join(path, LOG_FOLDER)
-    make_directory(log, durable=durable)
+    make_directory(os.path.join(path, LOG_FOLDER), durable=durable)
     info = _commit_info(
         "CREATE TABLE",
         {"partitionBy": json.dumps(metadata["partitionColumns"])},
@@ -200,43 +205,6 @@ def retry_commits(
     )
 
 
-def new_metadata(
-    schema: pa.Schema, *, partition_by: Sequence[str], properties: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the metadata action of a new table; ``schema`` has storage types."""
-    return {
-        "id": str(uuid.uuid4()),
-        "name": None,
-        "description": None,
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": schema_string(schema),
-        "partitionColumns": list(partition_by),
-        "createdTime": to_micros(utc_now()) // 1000,
-        "configuration": dict(properties),
-    }
-
-
-def changed_metadata(
-    state: Snapshot,
-    *,
-    schema: pa.Schema | None = None,
-    properties: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return the table's metadata action with a new schema or additional properties."""
-    current = state.metadata
-    schema_text = current["schemaString"] if schema is None else schema_string(schema)
-    return {
-        "id": state.table_id,
-        "name": current.get("name"),
-        "description": current.get("description"),
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": schema_text,
-        "partitionColumns": list(state.partition_by),
-        "createdTime": current.get("createdTime"),
-        "configuration": {**state.properties, **(properties or {})},
-    }
-
-
 def add_missing_columns(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
     """Return a storage schema with the missing columns of ``added`` appended."""
     if added is None:
@@ -246,14 +214,6 @@ def add_missing_columns(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema
     return pa.schema([*schema, *new])
 
 
-def metadata_with(state: Snapshot, added: pa.Schema | None) -> dict[str, Any] | None:
-    """Return the metadata of a table with added columns, or None if none are missing."""
-    schema = add_missing_columns(state.schema, added)
-    if schema.names == state.schema.names:
-        return None
-    return changed_metadata(state, schema=schema)
-
-
 def schema_string(schema: pa.Schema) -> str:
     """Return a storage schema in Delta's JSON format."""
     from deltalake import Schema
@@ -261,13 +221,68 @@ def schema_string(schema: pa.Schema) -> str:
     return str(Schema.from_arrow(schema).to_json())
 
 
+def build_change(
+    state: Snapshot,
+    new: Sequence[NewFile],
+    write: TableWrite,
+    *,
+    removes: Sequence[DataFile] = (),
+    copied_rows: int = 0,
+) -> Change:
+    """Return the commit of a write: new files, and the files that they replace."""
+    operation = "WRITE"
+    parameters: dict[str, object] = {"mode": "Overwrite"}
+    if write.mode == "upsert":
+        operation, parameters = "MERGE", {"key": list(write.key)}
+    elif write.mode != "replace":
+        parameters = {"mode": write.mode.capitalize(), "partitionBy": list(state.partition_by)}
+    schema = add_missing_columns(state.schema, write.add_columns)
+    grows = schema.names != state.schema.names
+    return Change(
+        operation=operation,
+        parameters=parameters,
+        adds=new,
+        removes=state.files if write.mode == "overwrite" else removes,
+        metadata=changed_metadata(state, schema_string=schema_string(schema)) if grows else None,
+        commit_metadata={"operation": write.mode, **write.commit_metadata},
+        transaction=write.transaction,
+        offsets=write.offsets,
+        copied_rows=copied_rows,
+        reads=write.mode != "append",
+    )
+
+
+def change_properties(
+    path: str, change: Callable[[Snapshot], PropertyChange | None], *, durable: bool
+) -> int | None:
+    """Change table properties in a separate commit; return its version, None without a change."""
+
+    def attempt(state: Snapshot) -> int | None:
+        # Computed in each attempt, so that the change is based on the version that it follows: a
+        # commit with metadata fails if any other commit precedes it.
+        changed = change(state)
+        if changed is None:
+            return None
+        properties = dict(changed.properties)
+        commit_change = Change(
+            "SET TBLPROPERTIES",
+            {"properties": properties},
+            metadata=changed_metadata(state, properties=properties),
+            commit_metadata=changed.commit_metadata,
+        )
+        with Publication(durable=durable) as publication:
+            return commit(state, commit_change, publication)
+
+    return retry_commits(path, attempt)
+
+
 def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
     """Yield the log actions of a change, with the commit info first."""
-    rows = sum(file.rows for file in change.adds)
+    now = now_millis()
     metrics = {
         "numFiles": len(change.adds),
         "numRemovedFiles": len(change.removes),
-        "numOutputRows": rows,
+        "numOutputRows": sum(file.rows for file in change.adds),
         "numCopiedRows": change.copied_rows,
         "numOutputBytes": sum(file.bytes for file in change.adds),
     }
@@ -282,50 +297,41 @@ def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
         read=state.version,
         blind=blind,
     )
-    if change.transaction is not None:
-        app, number = change.transaction
-        yield {"txn": {"appId": app, "version": number, "lastUpdated": _now_millis()}}
-    for app, (_, number) in change.offsets.items():
-        yield {"txn": {"appId": app, "version": number, "lastUpdated": _now_millis()}}
+    transactions = [] if change.transaction is None else [change.transaction]
+    transactions += [(app, number) for app, (_, number) in change.offsets.items()]
+    for app, number in transactions:
+        yield {"txn": {"appId": app, "version": number, "lastUpdated": now}}
     if change.metadata is not None:
         yield {"metaData": dict(change.metadata)}
-    now = _now_millis()
     for old in change.removes:
-        yield {"remove": _remove_action(state, old, now=now, data_change=change.data_change)}
+        yield {
+            "remove": {
+                "path": old.log_path,
+                "deletionTimestamp": now,
+                "dataChange": change.data_change,
+                "size": old.bytes,
+                # The history counts removed rows with this number, without opening the removed
+                # file.
+                "stats": json.dumps({"numRecords": old.rows}),
+            }
+        }
     for new in change.adds:
-        yield {"add": _add_action(state, new, now=now, data_change=change.data_change)}
-
-
-def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
-    relative_path = file.path.removeprefix(os.path.join(state.path, ""))
-    add = {
-        # Paths in the log are percent-encoded (Delta protocol).
-        "path": quote(relative_path.replace(os.sep, "/"), safe="/=-_.~"),
-        "partitionValues": dict(file.partition),
-        "size": file.bytes,
-        "modificationTime": now,
-        "dataChange": data_change,
-        "stats": file.statistics,
-    }
-    return add_checksum(add, file.checksum)
-
-
-def _remove_action(
-    state: Snapshot, file: DataFile, *, now: int, data_change: bool
-) -> dict[str, Any]:
-    return {
-        "path": file.log_path,
-        "deletionTimestamp": now,
-        "dataChange": data_change,
-        "size": file.bytes,
-        # The history counts removed rows with this number, without opening the removed file.
-        "stats": json.dumps({"numRecords": file.rows}),
-    }
+        relative_path = new.path.removeprefix(os.path.join(state.path, ""))
+        add = {
+            # Paths in the log are percent-encoded (Delta protocol).
+            "path": quote(relative_path.replace(os.sep, "/"), safe="/=-_.~"),
+            "partitionValues": dict(new.partition),
+            "size": new.bytes,
+            "modificationTime": now,
+            "dataChange": change.data_change,
+            "stats": new.statistics,
+        }
+        yield {"add": add_checksum(add, new.checksum)}
 
 
 def _commit_info(
     operation: str,
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     commit_metadata: Mapping[str, Any],
     *,
     metrics: Mapping[str, int] | None = None,
@@ -337,18 +343,15 @@ def _commit_info(
     parameter_strings = {}
     for key, value in parameters.items():
         parameter_strings[key] = value if isinstance(value, str) else json.dumps(value)
-    counts = {}
-    for key, count in (metrics or {}).items():
-        counts[key] = str(count)
     info: dict[str, Any] = {
         # A unique id lets a writer recognize its own commit if the storage response was lost.
         "txnId": str(uuid.uuid4()),
-        "timestamp": _now_millis(),
+        "timestamp": now_millis(),
         "operation": operation,
         "operationParameters": parameter_strings,
         "isolationLevel": "Serializable",
         "isBlindAppend": blind,
-        "operationMetrics": counts,
+        "operationMetrics": {name: str(count) for name, count in (metrics or {}).items()},
         "engineInfo": "featurestore",
         "userMetadata": json.dumps(commit_metadata, sort_keys=True),
     }
@@ -357,7 +360,8 @@ def _commit_info(
     return {"commitInfo": info}
 
 
-def _now_millis() -> int:
+def now_millis() -> int:
+    """Return the current time as in the Delta log."""
     return to_micros(utc_now()) // 1000
 
 

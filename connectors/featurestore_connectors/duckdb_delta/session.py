@@ -1,7 +1,14 @@
-"""The DuckDB database of an engine: settings, connection and cursors.
+"""The DuckDB database of an engine: settings, connection, cursors, their errors, and Ctrl-C.
 
 Relations are bound to the engine's connection, which therefore never has an open result. Every
 execution uses its own cursor, so that streams, writes and counts can run concurrently.
+
+Python runs signal handlers between bytecodes of the main thread, which is inside DuckDB during a
+query, and DuckDB does not check for signals while it waits for a long task or for rows of another
+connection. However, the C-level handler immediately writes a byte to a socket
+(``signal.set_wakeup_fd``). A thread waits for this byte and interrupts the queries, and Python
+raises ``KeyboardInterrupt`` when DuckDB returns. A signal interrupts only the queries that are
+running when it arrives: unread bytes are discarded when the last query ends.
 """
 
 from __future__ import annotations
@@ -9,22 +16,31 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
+import selectors
+import signal
+import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import duckdb
 
-from featurestore.errors import ConfigurationError, InvalidSql
-from featurestore.model.runtime import ForkSafeLock, reset_in_children, usable_cores
-from featurestore.model.threads import capture_errors
-from featurestore.storage.filesystem import file_systems
-from featurestore.storage.location import has_connections
-from featurestore.storage.protection import user_temporary_folder
-from featurestore_connectors.duckdb_delta.failures import (
-    interrupt_on_signal,
-    translate_errors,
+from featurestore.errors import ConfigurationError, InvalidSql, QueryEnded, ThreadsUnavailable
+from featurestore.model.runtime import (
+    ForkSafeLock,
+    call_after_fork,
+    check_time,
+    reset_in_children,
+    usable_cores,
 )
+from featurestore.model.threads import capture_errors, recall_error, start_thread
+from featurestore.storage.connections import open_connections
+from featurestore.storage.filesystem import file_systems
+from featurestore.storage.protection import user_temporary_folder
+from featurestore_connectors.duckdb_delta.messages import translate_error
+from featurestore_connectors.duckdb_delta.time_limits import interrupted_on_request
 
 _RELATION_LOCK = ForkSafeLock()
 _SETTINGS = {
@@ -33,6 +49,9 @@ _SETTINGS = {
     "temp_directory": "FEATURESTORE_DUCKDB_TEMP_DIRECTORY",
 }
 _ALL_ROWS = "SELECT * FROM frame"
+_WAKEUP_BYTES = 64
+# Messages of a Ctrl-C that is detected by DuckDB or raised in Python code inside a query.
+_INTERRUPTED = re.compile(r"Query interrupted|INTERRUPT Error|(?:^|\n|failed: )KeyboardInterrupt\b")
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -158,7 +177,7 @@ class Database:
     def _register_file_systems(self) -> None:
         """Register file systems for URIs once the process has opened a remote storage."""
         # Only processes that use URIs need fsspec, which is optional.
-        if not self._reads_uris and has_connections():
+        if not self._reads_uris and open_connections:
             with _RELATION_LOCK:
                 if not self._reads_uris:
                     for system in file_systems(capture_errors):
@@ -277,3 +296,155 @@ def relation_lock() -> Iterator[None]:
     """
     with _RELATION_LOCK, translate_errors():
         yield
+
+
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """Convert DuckDB errors to feature store errors."""
+    try:
+        yield
+    except (duckdb.Error, RuntimeError) as error:
+        # Prefer the original exception of a Python function or stream inside the query.
+        raised = recall_exception(str(error))
+        if raised is not None:
+            # DuckDB's error only repeats the message of the exception.
+            raise raised from None
+        if isinstance(error, duckdb.Error):
+            raise translate_error(error) from error
+        raise
+
+
+def recall_exception(message: str) -> BaseException | None:
+    """Return the stored exception or the interrupt that a message refers to."""
+    raised = recall_error(message)
+    if raised is not None:
+        return raised
+    if not _INTERRUPTED.search(message):
+        return None
+    try:
+        check_time()
+    except QueryEnded as error:
+        return error
+    return KeyboardInterrupt()
+
+
+@contextlib.contextmanager
+def interrupt_on_signal(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Let Ctrl-C interrupt the query that runs in the block.
+
+    Only the main thread is interrupted, as in Python. Nothing is interrupted if the application has
+    its own SIGINT handler. In other threads, the time limit of the call interrupts the query.
+    """
+    # Python delivers signals to the main thread only; queries of other threads are registered for
+    # ``interrupt``.
+    if threading.current_thread() is not threading.main_thread():
+        with interrupted_on_request(connection):
+            yield
+        return
+    # An application that handles Ctrl-C decides itself what to stop.
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    watch = _WATCHES.get(os.getpid())  # a child made by fork has no thread yet
+    if watch is None:
+        watch = _WATCHES[os.getpid()] = _Watch()
+    watch.begin(connection)
+    try:
+        yield
+    finally:
+        watch.end()
+
+
+def watch_source(source: object) -> None:
+    """Let Ctrl-C also interrupt the connection from which the running query reads."""
+    watch = _WATCHES.get(os.getpid())
+    if watch is not None and isinstance(source, duckdb.DuckDBPyConnection):
+        watch.add_source(source)
+
+
+class _Watch:
+    """A thread that waits for signals while the main thread is inside DuckDB."""
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        # ``set_wakeup_fd`` requires it: a signal handler must not block on a full buffer.
+        self._sender.setblocking(False)
+        self._lock = threading.Lock()  # protects reading and handling of signals
+        self._running: list[duckdb.DuckDBPyConnection] = []
+        self._sources: list[duckdb.DuckDBPyConnection] = []
+        self._previous_fd = -1
+        try:
+            start_thread(self._wait, name="interrupts")
+        except ThreadsUnavailable:
+            self._receiver.close()
+            self._sender.close()
+            raise
+
+    def begin(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Start to watch a query of the main thread."""
+        self._running.append(connection)
+        if len(self._running) == 1:
+            self._previous_fd = signal.set_wakeup_fd(
+                self._sender.fileno(), warn_on_full_buffer=False
+            )
+
+    def end(self) -> None:
+        """Stop watching the most recently started query."""
+        with self._lock:
+            self._running.pop()
+            # Under the lock, so that a signal is either handled for this query or discarded, and
+            # never interrupts the next one.
+            if not self._running:
+                self._sources.clear()
+                signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
+                self._read_signals()
+
+    def abandon(self) -> None:
+        """Stop watching in a forked child, without the lock, which another thread may hold."""
+        if self._running:
+            signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
+            self._running.clear()
+
+    def add_source(self, source: duckdb.DuckDBPyConnection) -> None:
+        """Also interrupt a connection from which the query reads."""
+        self._sources.append(source)
+
+    def _wait(self) -> None:
+        """Interrupt the running queries at each SIGINT. Runs in a separate thread."""
+        selector = selectors.DefaultSelector()
+        selector.register(self._receiver, selectors.EVENT_READ)
+        while True:
+            selector.select()
+            with self._lock:
+                if signal.SIGINT in self._read_signals():
+                    for connection in [*self._running, *self._sources]:
+                        with contextlib.suppress(duckdb.Error):
+                            connection.interrupt()
+
+    def _read_signals(self) -> bytes:
+        """Return the numbers of the signals received since the last call."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = self._receiver.recv(_WAKEUP_BYTES)
+        if (
+            numbers and self._previous_fd >= 0
+        ):  # forward the signals to the previous wakeup descriptor
+            with contextlib.suppress(OSError):
+                os.write(self._previous_fd, numbers)
+        return numbers
+
+
+_WATCHES: dict[int, _Watch] = {}
+
+
+def _stop_watching() -> None:
+    """Restore the wakeup descriptor in a forked child.
+
+    Otherwise a signal of the child would interrupt the running query of its parent.
+    """
+    for watch in _WATCHES.values():
+        watch.abandon()
+
+
+call_after_fork(_stop_watching)

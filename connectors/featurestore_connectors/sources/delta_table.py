@@ -40,8 +40,9 @@ from featurestore.model.times import parse_moment
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage import files, storage_for
+from featurestore.storage.connections import delta_options, options_of
 from featurestore.storage.filesystem import LocalMirror
-from featurestore.storage.location import HDFS, delta_options, options_of, remove_owner
+from featurestore.storage.location import HDFS, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
 from featurestore_connectors.sources import delta_widening, locations
 from featurestore_connectors.sources.drivers import to_single_line

@@ -20,15 +20,9 @@ from featurestore.model.paths import is_relative_path
 from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import SourceConfig
 from featurestore.storage import files, storage_for
+from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import (
-    HDFS,
-    OBJECT_STORES,
-    Location,
-    remove_owner,
-    scheme_of,
-    use_options_for_owner,
-)
+from featurestore.storage.location import HDFS, OBJECT_STORES, Location, remove_owner, scheme_of
 from featurestore.storage.settings import SECRET, USER, check_options
 
 # The option with the local folder whose files a catalog or the log of a Delta table may name.

@@ -15,7 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from featurestore.errors import ConfigurationError, UnsupportedLocation
 from featurestore.storage import storage_for
-from featurestore.storage.location import HDFS, Location, options_of
+from featurestore.storage.connections import options_of
+from featurestore.storage.location import HDFS, Location
 from featurestore.storage.settings import store_settings
 from featurestore_connectors.spark_delta import connect, jars
 from featurestore_connectors.spark_delta.jars import has_class

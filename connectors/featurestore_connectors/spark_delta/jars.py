@@ -16,7 +16,8 @@ from typing import Any
 
 from featurestore.errors import ConfigurationError, MissingJava, missing_extra
 from featurestore.storage import files
-from featurestore.storage.location import connected_roots, scheme_of
+from featurestore.storage.connections import connected_roots
+from featurestore.storage.location import scheme_of
 
 # Hadoop's version in each minor version of Spark, and the versions of the modules of its AWS client
 # (15 MB instead of 558 MB for the complete AWS bundle).

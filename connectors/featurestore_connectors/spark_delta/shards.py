@@ -31,7 +31,7 @@ from featurestore.plugins.native import (
     ValueLengths,
 )
 from featurestore.storage import storage_for
-from featurestore.storage.location import options_of_connections
+from featurestore.storage.connections import options_of_connections
 from featurestore.storage.publication import make_directory
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.row_hashes import has_functions

@@ -12,7 +12,7 @@ from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.model.runtime import usable_cores
 from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
-from featurestore.storage.location import options_of_connections
+from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunction, State
-from featurestore.storage.location import use_options
+from featurestore.storage.connections import use_options
 from featurestore_connectors.spark_delta.failures import encode_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.sqltext import rename_columns, to_features, to_storage

@@ -45,7 +45,7 @@ from featurestore.registry import jobs as registered_jobs
 from featurestore.storage.publication import Publication
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import commits as duckdb_commits
-from featurestore_connectors.duckdb_delta.files import NewFile
+from featurestore_connectors.duckdb_delta.relations import NewFile
 
 ROWS = 100
 KEYS = 1000

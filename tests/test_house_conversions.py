@@ -100,7 +100,7 @@ EXCEPTIONS = {
     "connectors/featurestore_connectors/csv.py::_from_text": "texts that the export wrote for values",
     "connectors/featurestore_connectors/csv.py::_map_values": "texts and bytes of base64",
     "connectors/featurestore_connectors/sources/folders/sample_values.py::_decode_arrays": DECLARED,
-    "connectors/featurestore_connectors/duckdb_delta/relations.py::RowExpressions._restore_times": (
+    "connectors/featurestore_connectors/duckdb_delta/user_queries.py::RowExpressions._restore_times": (
         CLOCK
     ),
     "connectors/featurestore_connectors/kafka/consumer.py::_RecordBuffer.add": POSITIONS,

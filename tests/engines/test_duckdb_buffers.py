@@ -76,7 +76,7 @@ def test_stage_returns_rows_from_memory_or_files(
     if not all_fit:
         few(monkeypatch)
     staged = engine.stage(brought(engine), str(tmp_path / "staged"))
-    assert (streams.buffered_batches(staged) is not None) == all_fit
+    assert isinstance(streams.source_of(staged), streams.BufferedBatches) == all_fit
     for _ in range(2):
         assert engine.aggregate(staged, SumAndCount()) == (ROWS, sum(range(ROWS)))
         assert engine.stream(staged).read_all().sort_by("id").equals(table())

@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from featurestore_connectors.duckdb_delta.failures import interrupt_on_signal
+from featurestore_connectors.duckdb_delta.session import interrupt_on_signal
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ warnings.simplefilter("ignore")
 import duckdb
 import pyarrow as pa
 import featurestore
-from featurestore_connectors.duckdb_delta import failures, relations
+from featurestore_connectors.duckdb_delta import relations, session
 
 ENDLESS = {
     "one long task": "select sum(a.range * b.range % 7) s from range(1000000) a, range(1000000) b",
@@ -48,7 +48,7 @@ CALLS = {
 }
 
 def interrupt():
-    while not any(watch._running for watch in failures._WATCHES.values()):
+    while not any(watch._running for watch in session._WATCHES.values()):
         time.sleep(0.001)
     time.sleep(0.1)  # let DuckDB start
     os.kill(os.getpid(), signal.SIGINT)

@@ -25,7 +25,7 @@ from featurestore.errors import (
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.testing.relation_conformance import SumAndCount, make_rows
-from featurestore_connectors.duckdb_delta import DuckDBEngine, failures, shards
+from featurestore_connectors.duckdb_delta import DuckDBEngine, session, shards
 
 
 def adopted(engine: DuckDBEngine, frame: duckdb.DuckDBPyRelation) -> Relation:
@@ -412,9 +412,9 @@ def test_last_per_key_spans_batches(engine: DuckDBEngine) -> None:
 
 
 def test_duckdb_interrupt_becomes_keyboard_interrupt() -> None:
-    with pytest.raises(KeyboardInterrupt), failures.translate_errors():
+    with pytest.raises(KeyboardInterrupt), session.translate_errors():
         raise RuntimeError("Query interrupted")  # how DuckDB reports Ctrl-C
-    with pytest.raises(RuntimeError, match="another"), failures.translate_errors():
+    with pytest.raises(RuntimeError, match="another"), session.translate_errors():
         raise RuntimeError("another error")
 
 

@@ -25,7 +25,7 @@ from featurestore.testing.retrieval_conformance import (
     hours_after_t0,
     make_labels,
 )
-from featurestore_connectors.duckdb_delta import DuckDBEngine, files, late_materialization
+from featurestore_connectors.duckdb_delta import DuckDBEngine, late_materialization, relations
 from featurestore_connectors.duckdb_delta.streams import MappedRelation
 
 EVERYWHERE = {"_MIN_BYTES": 0, "_MIN_REDUCTION": 0, "_MEMORY_FRACTION": -1}
@@ -207,12 +207,12 @@ def test_rows_out_of_file_order_raise(
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
     labels = {"key": list(range(9)), "asked_at": [hours_after_t0(1)] * 9}
     retrieval.group("asked", labels, primary_key=("key",), event_time="asked_at")
-    ascending = files.read_positions
+    ascending = relations.read_positions
 
     def descending(*arguments: Any, **keywords: Any) -> Relation:
         relation = ascending(*arguments, **keywords)
-        return replace(relation, native=relation.native.order(f"{files.POSITION} DESC"))
+        return replace(relation, native=relation.native.order(f"{relations.POSITION} DESC"))
 
-    monkeypatch.setattr(files, "read_positions", descending)
+    monkeypatch.setattr(relations, "read_positions", descending)
     with pytest.raises(EngineError, match="did not return the rows of a table in file order"):
         retrieval.run(retrieval.plan(["rows.x"], "asked"))

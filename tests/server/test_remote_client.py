@@ -59,8 +59,8 @@ from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteTrainingDataset
 from featurestore.store.remote_handles import parse_record
 from featurestore.training.verification import Problem, VerifyReport
-from featurestore_connectors.duckdb_delta.failures import _RUNNING_QUERIES
 from featurestore_connectors.duckdb_delta.relations import relation
+from featurestore_connectors.duckdb_delta.time_limits import _RUNNING_QUERIES
 from featurestore_connectors.remote import HttpClient, request_body
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)

@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import duckdb
 import pyarrow as pa
 
 from featurestore.arrow.spark_connect import create_frame, find_connect_session
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.scan import plan_scan
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.table_state import check_writable
 from featurestore.errors import InvalidArgument
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.engine import (
@@ -32,17 +35,17 @@ from featurestore.plugins.engine import (
 from featurestore.storage import files as storage
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
-    failures,
-    files,
+    commits,
     relations,
     rewrite,
     shards,
     sqltext,
     streams,
     tables,
+    time_limits,
 )
-from featurestore_connectors.duckdb_delta.relations import RowExpressions, UserSql
 from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
+from featurestore_connectors.duckdb_delta.user_queries import QuerySandbox, RowExpressions
 
 if TYPE_CHECKING:
     from featurestore.delta.snapshot import Snapshot
@@ -82,7 +85,7 @@ class DuckDBEngine:
             temp_directory=temp_directory,
             durable=is_durable(durability),
         )
-        self._user_sql = UserSql(self.database)
+        self._sandbox = QuerySandbox(self.database)
 
     @property
     def name(self) -> str:
@@ -102,6 +105,8 @@ class DuckDBEngine:
     # -- relations ----------------------------------------------------------------------
 
     def adopt(self, frame: object) -> Relation | None:
+        if not isinstance(frame, duckdb.DuckDBPyRelation):
+            return None
         return relations.adopt(self.database, frame)
 
     def user_frame(self, relation: Relation) -> Any:
@@ -125,7 +130,7 @@ class DuckDBEngine:
         scan = plan_scan(
             path, version=version, schema=schema, columns=columns, data_files=data_files
         )
-        return files.read_scan(self.database, scan)
+        return relations.read_scan(self.database, scan)
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
         return relations.read_files(self.database, paths, schema=schema)
@@ -156,17 +161,17 @@ class DuckDBEngine:
         return relations.sql(self.database, query, tables=tables, parameters=parameters)
 
     def check_syntax(self, query: str) -> None:
-        self._user_sql.check_syntax(query)
+        self._sandbox.check_syntax(query)
 
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        return self._user_sql.relation(query, tables=tables, parameters=parameters)
+        return self._sandbox.relation(query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
-        batches = streams.buffered_batches(relation)
-        if batches is not None:
-            return sum(batch.num_rows for batch in batches)
+        source = streams.source_of(relation)
+        if isinstance(source, streams.BufferedBatches):
+            return sum(batch.num_rows for batch in source.buffered)
         with relation_lock():
             row_count = relation.native.aggregate("count(*)")
         return int(self.database.rows(query_of(row_count))[0][0])
@@ -174,7 +179,7 @@ class DuckDBEngine:
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
-        source = streams.MappedStream(self.database, relation, function, schema)
+        source = streams.MappedStream(schema, relation, self.database, function)
         return streams.mapped_relation(self.database, source, single_use=relation.single_use)
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
@@ -183,7 +188,23 @@ class DuckDBEngine:
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        return relations.duplicates(self.database, relation, key, limit=limit)
+        streams.check_columns(relation.schema, key)
+        columns, number = sqltext.names(key), sqltext.quote(relations.NUMBER)
+        query = f"""
+            WITH repeated AS (
+                SELECT {columns}, count(*) AS {number} FROM input WHERE {sqltext.all_present(key)}
+                GROUP BY {columns} HAVING count(*) > 1
+            )
+            SELECT *, count(*) OVER () FROM repeated ORDER BY {number} DESC, {columns}
+            LIMIT {limit + 1}
+        """
+        bound = self.database.bind(query, {"input": relation.native})
+        repeated_keys = self.database.rows(query_of(bound))
+        if not repeated_keys:
+            return 0, []
+        names = (*key, "n")
+        examples = [dict(zip(names, row[:-1], strict=True)) for row in repeated_keys[:limit]]
+        return repeated_keys[0][-1], examples
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
         return relations.last_per_key(self.database, relation, key)
@@ -202,30 +223,34 @@ class DuckDBEngine:
         storage.make_directory(directory)
         # A new folder, since several stages of a write may share the directory.
         folder = os.path.join(directory, f"rows-{uuid.uuid4().hex}")
-        streams.start_recording(self.database, relation)
-        staged_files = files.stage(self.database, query_of(rows), folder, schema=storage_types)
-        from_item = (
-            files.parquet_scan(storage_types, [file.path for file in staged_files])
-            if staged_files
-            else f"({sqltext.empty(storage_types)})"
+        input_stream = streams.source_of(relation)
+        if isinstance(input_stream, streams.SingleUseStream) and not self.database.limit_is_chosen:
+            # Recorded while DuckDB reads them, so that small inputs need not be read again.
+            input_stream.recorded = []
+        staged_files = tables.stage_files(
+            self.database, query_of(rows), folder, schema=storage_types
         )
+        from_item = f"({sqltext.empty(storage_types)})"
+        if staged_files:
+            paths = [file.path for file in staged_files]
+            from_item = sqltext.parquet_scan(storage_types, paths)
         columns = sqltext.casts(relation.schema, sqltext.types_of(storage_types))
         native = self.database.bind(f"SELECT {columns} FROM {from_item}")
-        return relations.StagedRelation(
+        return relations.StagedRows(
             relations.ENGINE,
             native,
             relation.schema,
-            source=streams.recorded_batches(self.database, relation),
+            source=streams.recorded_rows(input_stream),
             files=tuple(staged_files),
         )
 
     def stage_and_aggregate(
         self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
     ) -> tuple[Relation, Result | None]:
-        input_stream = streams.single_use_stream(relation)
+        input_stream = streams.source_of(relation)
         # Rows that are already stored can be aggregated later. On one core, the aggregation would
         # only delay the staging.
-        if input_stream is None or usable_cores() == 1:
+        if not isinstance(input_stream, streams.SingleUseStream) or usable_cores() == 1:
             return self.stage(relation, directory), None
         with streams.ConcurrentAggregate(input_stream, accumulator) as running_aggregate:
             staged = self.stage(relation, directory)
@@ -257,7 +282,15 @@ class DuckDBEngine:
         )
 
     def write(self, path: str, relation: Relation, write: TableWrite) -> int | None:
-        return tables.write(self.database, path, relation, write)
+        state = read_snapshot(path)
+        check_writable(state.path, state.protocol)
+        # A repeated write ends here, before any row is read. ``commits.commit`` checks again, since
+        # another process may commit the same transaction meanwhile.
+        if state.has_committed(write.transaction):
+            return None
+        if write.mode in ("append", "overwrite"):
+            return tables.append_or_overwrite(self.database, state, relation, write)
+        return rewrite.write(self.database, state, relation, write)
 
     def delete(
         self, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
@@ -267,7 +300,7 @@ class DuckDBEngine:
     def change_properties(
         self, path: str, change: Callable[[Snapshot], PropertyChange | None]
     ) -> int | None:
-        return tables.change_properties(self.database, path, change)
+        return commits.change_properties(path, change, durable=self.database.durable)
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
         return rewrite.widen_columns(self.database, path, columns)
@@ -276,7 +309,7 @@ class DuckDBEngine:
         return rewrite.compact(self.database, path, below=below)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
-        return tables.vacuum(path, keep_versions=keep_versions, retain=retain)
+        return rewrite.vacuum(path, keep_versions=keep_versions, retain=retain)
 
     # -- queries ------------------------------------------------------------------------
 
@@ -336,10 +369,10 @@ class DuckDBEngine:
         return "\n".join(str(plan) for _, plan in rows)
 
     def interrupt(self, thread: int) -> None:
-        failures.interrupt(thread)
+        time_limits.interrupt(thread)
 
     def close(self) -> None:
-        self._user_sql.close()
+        self._sandbox.close()
         self.database.close()
 
 

@@ -33,14 +33,14 @@ from featurestore.retrieval.point_in_time import (
     require_labels,
 )
 from featurestore.storage.spool import BatchFile
-from featurestore_connectors.duckdb_delta import files, point_in_time, relations
-from featurestore_connectors.duckdb_delta.files import POSITION
+from featurestore_connectors.duckdb_delta import point_in_time, relations
+from featurestore_connectors.duckdb_delta.relations import POSITION
 from featurestore_connectors.duckdb_delta.row_matching import Int64s
 from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.sorted_merge import to_joined_batch
 from featurestore_connectors.duckdb_delta.streams import (
+    ArrowSource,
     MappedRelation,
-    MappedStream,
     batches_of,
     from_arrow,
 )
@@ -107,7 +107,7 @@ def _is_supported(plan: FeaturePlan) -> bool:
 
 
 def _hides_row_ids(schema: pa.Schema) -> bool:
-    return any(name.lower() in files.RESERVED_NAMES for name in schema.names)
+    return any(name.lower() in relations.RESERVED_NAMES for name in schema.names)
 
 
 def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
@@ -126,7 +126,7 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     )
 
 
-class LateMaterialization(MappedStream):
+class LateMaterialization(ArrowSource):
     """An Arrow source that runs the join each time it is read."""
 
     def __init__(self, engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> None:
@@ -262,7 +262,7 @@ class _MatchedPairs:
 
 
 def _columns_with_ids(database: Database, source: Source, columns: Sequence[str]) -> Relation:
-    return files.read_positions(
+    return relations.read_positions(
         database,
         source.path,
         version=source.delta_version,

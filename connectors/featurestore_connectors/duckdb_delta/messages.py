@@ -104,3 +104,15 @@ def _unwrap_json(message: str) -> str:
     if inner is None:
         return message
     return str(json.loads(f'"{inner[1]}"'))
+
+
+def translate_stream_error(message: str) -> FeatureStoreError:
+    """Translate the error message of a query that failed while its Arrow stream was read.
+
+    Arrow propagates only DuckDB's message, which starts with the kind of error.
+    """
+    if message.startswith("Out of Memory Error"):
+        return translate_error(duckdb.OutOfMemoryException(message))
+    if message.startswith("IO Error"):
+        return translate_error(duckdb.IOException(message))
+    return translate_error(duckdb.Error(message))

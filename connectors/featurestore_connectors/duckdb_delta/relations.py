@@ -1,16 +1,14 @@
-"""DuckDB relations: adopted frames, files, engine queries, user queries in a sandbox, expressions.
+"""DuckDB relations: adopted frames, table versions, files, and queries of the engine.
 
-User queries run in a separate database, which cannot access files or the network, has locked
-settings, and does not resolve Python variables. Tables and results are passed as Arrow streams;
-each read of the result runs the query again.
+Partition values come from the log and never from file paths: a folder ``env=prod`` above the store
+is not a partition.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
@@ -19,32 +17,30 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types
-from featurestore.errors import EngineError, InvalidSql, StorageError, listing
-from featurestore.model.runtime import ForkSafeLock, reset_in_children
+from featurestore.delta.datafile import DataFile
+from featurestore.delta.scan import TableScan, plan_scan
+from featurestore.delta.snapshot import Snapshot
+from featurestore.errors import InvalidSql, StorageError, listing
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
-from featurestore.usersql.spark_queries import check_forms
-from featurestore.usersql.typed_tables import (
-    SANDBOX_SETTINGS,
-    check_single_select,
-    describe_tables,
-    parameter_types,
-    warn_about_naive_times,
-)
-from featurestore.usersql.typed_values import DuckDBTypes
+from featurestore.usersql.typed_tables import warn_about_naive_times
 from featurestore_connectors.duckdb_delta import sqltext, streams
-from featurestore_connectors.duckdb_delta.failures import translate_errors, watch_source
-from featurestore_connectors.duckdb_delta.session import (
-    Database,
-    abandon,
-    query_of,
-    relation_lock,
-)
+from featurestore_connectors.duckdb_delta.session import Database, relation_lock, watch_source
 
 ENGINE = "duckdb"
 # The row number column for row comparisons. Feature names cannot start with this prefix.
-_NUMBER = "__fs_row"
-_TIME = pa.timestamp("us", tz="UTC")
+NUMBER = "__fs_row"
+# DuckDB's virtual column with the index of a file in the list, and the alias of a user column with
+# the same name.
+_FILE_INDEX = "file_index"
+_OWN_FILE_INDEX = "__fs_own_file_index"
+# The row id: the ascending position of a row among all rows of a version.
+POSITION = "__fs_position"
+# 40 bits for the row number in a file, the remaining bits for the index of the file: positions
+# ascend in scan order.
+_POSITION = f"({_FILE_INDEX}::BIGINT << 40) | file_row_number"
+# User columns with these names hide DuckDB's virtual columns.
+RESERVED_NAMES = (_FILE_INDEX, "file_row_number")
 
 
 def relation(
@@ -55,19 +51,36 @@ def relation(
 
 
 @dataclass(frozen=True)
-class StagedRelation(streams.MappedRelation):
+class NewFile:
+    """An uncommitted Parquet file; ``checksum``: None until it is computed."""
+
+    path: str
+    bytes: int
+    rows: int
+    statistics: str
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    checksum: str | None = None
+
+
+@dataclass(frozen=True)
+class StagedRows(streams.MappedRelation):
     """A relation over Parquet files staged by this engine (storage types, with statistics).
 
     ``source`` has the same rows in memory, if they came from a small stream.
     """
 
-    files: tuple[Any, ...] = ()
+    files: tuple[NewFile, ...] = ()
 
 
-def adopt(database: Database, frame: object) -> Relation | None:
-    """Return a relation over a user's DuckDB relation, or None for other frames."""
-    if not isinstance(frame, duckdb.DuckDBPyRelation):
-        return None
+@dataclass(frozen=True)
+class ScannedRelation(streams.LazyRelation):
+    """The rows of a table version, which can also be read from its files without DuckDB."""
+
+    scan: TableScan | None = None
+
+
+def adopt(database: Database, frame: duckdb.DuckDBPyRelation) -> Relation:
+    """Return a relation over a user's DuckDB relation."""
     with relation_lock():
         rows: duckdb.DuckDBPyRelation = cast_to_storable_types(frame)
     try:
@@ -109,11 +122,104 @@ def cast_to_features(
     schema = feature_schema(arrow_schema, language="duckdb")
     warn_about_naive_times(arrow_schema)
     columns = []
-    for field, native_type in zip(schema, types, strict=True):
-        name, feature_type = sqltext.quote(field.name), sqltext.column_type(field.type)
+    for column, native_type in zip(schema, types, strict=True):
+        name, feature_type = sqltext.quote(column.name), sqltext.column_type(column.type)
         value = name if native_type == feature_type else f"CAST({name} AS {feature_type})"
         columns.append(f"{value} AS {name}")
     return relation(native.project(", ".join(columns)), schema)
+
+
+def read_scan(database: Database, scan: TableScan) -> Relation:
+    """Return the rows of a table version in feature types; columns added later are null."""
+    snapshot = scan.snapshot
+    if not snapshot.files:
+        return relation(database.bind(sqltext.empty(scan.schema)), scan.schema)
+    # Only the requested columns, so that others may have types that DuckDB does not support.
+    columns = set(scan.schema.names)
+    stored_types = sqltext.types_of(_select_fields(snapshot.schema, columns))
+    source = scan_files(snapshot, snapshot.files, columns=columns)
+    query = f"SELECT {sqltext.casts(scan.schema, stored_types)} FROM {source}"
+    return ScannedRelation(
+        ENGINE, lambda: database.bind(query), scan.schema, query=query, scan=scan
+    )
+
+
+def read_positions(
+    database: Database, path: str, *, version: int, schema: pa.Schema, columns: Sequence[str]
+) -> Relation:
+    """Return columns of a version preceded by ``POSITION``, ordered by ``POSITION``.
+
+    The table must not have columns named in ``RESERVED_NAMES``.
+    """
+    scan = plan_scan(path, version=version, schema=schema, columns=columns)
+    snapshot = scan.snapshot
+    schema_with_position = pa.schema([pa.field(POSITION, pa.int64()), *scan.schema])
+    if not snapshot.files:
+        return relation(database.bind(sqltext.empty(schema_with_position)), schema_with_position)
+    selected = set(scan.schema.names)
+    stored_types = sqltext.types_of(_select_fields(snapshot.schema, selected))
+    source = scan_files(
+        snapshot, snapshot.files, columns=selected, more=[f"{_POSITION} AS {POSITION}"]
+    )
+    casts = sqltext.casts(schema_with_position, {POSITION: "BIGINT"} | stored_types)
+    return relation(database.bind(f"SELECT {casts} FROM {source}"), schema_with_position)
+
+
+def scan_files(
+    snapshot: Snapshot,
+    files: Sequence[DataFile | NewFile],
+    *,
+    columns: Collection[str] | None = None,
+    more: Sequence[str] = (),
+) -> str:
+    """Return a FROM item with stored columns of files (default: all), and ``FILE``.
+
+    Partition values are looked up by file index. ``more`` are additional expressions over DuckDB's
+    virtual columns.
+    """
+    stored_schema = _select_fields(snapshot.schema, columns)
+    paths = [file.path for file in files]
+    in_files = pa.schema(
+        [column for column in stored_schema if column.name not in snapshot.partition_by]
+    )
+    if len(in_files) == len(stored_schema) and not more:
+        return sqltext.parquet_scan(stored_schema, paths)
+    aliases: dict[str, str] = {}
+    projections = []
+    for name in stored_schema.names:
+        quoted = sqltext.quote(name)
+        if name in snapshot.partition_by:
+            # Literals from the log: DuckDB would derive partition values from folder names, also
+            # from those above the table.
+            values = [file.partition.get(name) for file in files]
+            literals = ["NULL" if value is None else sqltext.text(value) for value in values]
+            value = f"([{', '.join(literals)}]::VARCHAR[])[{_FILE_INDEX}::BIGINT + 1]"
+            dtype = stored_schema.field(name).type
+            # Binary values are stored as strings.
+            cast = (
+                f"encode({value})"
+                if pat.is_binary(dtype)
+                else f"CAST({value} AS {sqltext.column_type(dtype)})"
+            )
+            projections.append(f"{cast} AS {quoted}")
+            continue
+        aliases[name] = name
+        if name.lower() == _FILE_INDEX:
+            aliases[name] = _OWN_FILE_INDEX
+        projections.append(f"{sqltext.quote(aliases[name])} AS {quoted}")
+    if not aliases:
+        # DuckDB must read at least one column that is stored in the files.
+        first = next(field for field in snapshot.schema if field.name not in snapshot.partition_by)
+        aliases, in_files = {first.name: _OWN_FILE_INDEX}, pa.schema([first])
+    source = sqltext.parquet_scan(in_files, paths, aliases=aliases)
+    return f"(SELECT {', '.join([*projections, *more])}, {sqltext.FILE} FROM {source})"
+
+
+def _select_fields(schema: pa.Schema, names: Collection[str] | None) -> pa.Schema:
+    """Return the schema fields with these names (default: all), in schema order."""
+    if names is None:
+        return schema
+    return pa.schema([column for column in schema if column.name in names])
 
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
@@ -122,9 +228,7 @@ def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | 
     file_list = ", ".join(patterns)
     native = database.bind(f"SELECT * FROM read_parquet([{file_list}], union_by_name=true)")
     adopted = adopt(database, native)
-    if adopted is None or schema is None:
-        return adopted  # type: ignore[return-value]  # a native relation is never foreign
-    return cast(adopted, schema)
+    return adopted if schema is None else cast(adopted, schema)
 
 
 def _glob_pattern(path: str) -> str:
@@ -193,33 +297,10 @@ def sql(
     return relation(result.native, result.schema, single_use=single_use)
 
 
-def duplicates(
-    database: Database, rows: Relation, key: Sequence[str], *, limit: int
-) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of duplicate keys, and the most frequent keys with their count ``n``."""
-    streams.check_columns(rows.schema, key)
-    columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
-    query = f"""
-        WITH repeated AS (
-            SELECT {columns}, count(*) AS {number} FROM input WHERE {sqltext.all_present(key)}
-            GROUP BY {columns} HAVING count(*) > 1
-        )
-        SELECT *, count(*) OVER () FROM repeated ORDER BY {number} DESC, {columns}
-        LIMIT {limit + 1}
-    """
-    native = database.bind(query, {"input": rows.native})
-    repeated_keys = database.rows(query_of(native))
-    if not repeated_keys:
-        return 0, []
-    names = (*key, "n")
-    examples = [dict(zip(names, row[:-1], strict=True)) for row in repeated_keys[:limit]]
-    return repeated_keys[0][-1], examples
-
-
 def last_per_key(database: Database, rows: Relation, key: Sequence[str]) -> Relation:
     """Return the last row of each key in relation order; all rows with null keys are kept."""
     streams.check_columns(rows.schema, key)
-    columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
+    columns, number = sqltext.names(key), sqltext.quote(NUMBER)
     is_last = f"row_number() OVER (PARTITION BY {columns} ORDER BY {number} DESC) = 1"
     query = f"""
         SELECT {sqltext.names(rows.schema.names)}
@@ -229,224 +310,3 @@ def last_per_key(database: Database, rows: Relation, key: Sequence[str]) -> Rela
     """
     native = database.bind(query, {"input": rows.native})
     return relation(native, rows.schema, single_use=rows.single_use)
-
-
-class UserSql:
-    """Runner for the user queries of one engine. Its database is opened on first use."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._opening = ForkSafeLock()
-        self._connection: duckdb.DuckDBPyConnection | None = None
-        self._types: DuckDBTypes | None = None
-        reset_in_children(self)
-        self._portable: set[tuple[str, str]] = set()
-
-    def relation(
-        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
-    ) -> Relation:
-        """Return the lazy result of a query over named relations.
-
-        Raises:
-            InvalidSql: The query is invalid, or not a single SELECT over the tables.
-        """
-        try:
-            return self._bind_query(query, tables, dict(parameters))
-        except InvalidSql as error:
-            hint = (
-                error.hint
-                or f"available tables: {listing(tables)}; parameters: {listing(parameters)}"
-            )
-            raise InvalidSql(error.message, hint=hint) from error
-
-    def check_syntax(self, query: str) -> None:
-        """Raise InvalidSql if DuckDB cannot parse a query, or if it is not a single SELECT."""
-        with translate_errors(), self._open().cursor() as cursor:
-            check_single_select(cursor, query)
-
-    def reset_after_fork(self) -> None:
-        """Open a new database on next use."""
-        abandon((self._connection, self._types))
-        self._connection = self._types = None
-
-    def close(self) -> None:
-        """Close the database of the sandbox."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def _bind_query(
-        self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
-    ) -> Relation:
-        """Return the lazy result of a query; its types are determined over empty tables."""
-        with translate_errors(), self._open().cursor() as cursor:
-            check_single_select(cursor, query)
-            # Bound to empty tables, so that names and types of the result are known without reading
-            # a row.
-            schemas = {name: table.schema for name, table in tables.items()}
-            typed_tables = describe_tables(cursor, schemas)
-            result = cursor.sql(query, params=parameters or None)
-            if result is None:
-                raise InvalidSql("The query returns no rows.")
-            result = cast_to_storable_types(result)
-            types = [str(kind) for kind in result.types]
-            schema = result.to_arrow_table().schema
-        self._check_forms(query, typed_tables, parameters)
-        rows = _ResultStream(self, query, tables, parameters, schema)
-        with relation_lock():
-            native = self._database.connection.from_arrow(rows)
-            typed_rows = cast_to_features(native, schema, types)
-        single_use = any(table.single_use for table in tables.values())
-        return relation(typed_rows.native, typed_rows.schema, single_use=single_use)
-
-    def _check_forms(
-        self, query: str, tables: dict[str, Any], parameters: Mapping[str, Any]
-    ) -> None:
-        """Raise InvalidSql for forms that differ on Spark: a job may move between engines."""
-        checked = (query, repr((tables, parameters.keys())))
-        if checked in self._portable or self._types is None:
-            return
-        check_forms(query, tables=tables, parameters=parameter_types(parameters), types=self._types)
-        # The windows of a job run one query many times.
-        self._portable.add(checked)
-
-    def run(
-        self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
-    ) -> Iterator[pa.RecordBatch]:
-        """Run a query and yield its rows as batches."""
-        with translate_errors(), self._open().cursor() as cursor:
-            for name, table in tables.items():
-                cursor.register(name, _TableStream(self._database, table))
-            watch_source(cursor)
-            yield from cast_to_storable_types(
-                cursor.sql(query, params=parameters or None)
-            ).to_arrow_reader()
-
-    def _open(self) -> duckdb.DuckDBPyConnection:
-        """Return the connection of the sandbox, opened on first use."""
-        with self._opening:
-            if self._connection is None:
-                # A database of its own: the engine's connection can read files and all registered
-                # tables.
-                connection = duckdb.connect(":memory:", config=self._database.config)
-                for setting in SANDBOX_SETTINGS:
-                    connection.execute(setting)
-                self._connection = connection
-                self._types = DuckDBTypes(connection.cursor(), error=duckdb.Error)
-            return self._connection
-
-
-class _TableStream:
-    """A relation of the engine as an Arrow source for a user query."""
-
-    def __init__(self, database: Database, relation: Relation) -> None:
-        self.schema = relation.schema
-        self._database = database
-        self._relation = relation
-        self._is_read = False
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return streams.source(self.schema, self._batches()).__arrow_c_stream__()
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        # Two scans of one query would each read some of the rows of a stream, without an error.
-        if self._is_read and self._relation.single_use:
-            raise EngineError(
-                "The query reads a table several times, but its rows can be read only once.",
-                hint="rows = engine.stage(rows, folder)",
-            )
-        self._is_read = True
-        yield from streams.batches_of(self._database, self._relation)
-
-
-class _ResultStream:
-    """The rows of a user query as an Arrow source for the engine."""
-
-    def __init__(
-        self,
-        runner: UserSql,
-        query: str,
-        tables: Mapping[str, Relation],
-        parameters: dict[str, Any],
-        schema: pa.Schema,
-    ) -> None:
-        self.schema = schema
-        self._runner = runner
-        self._query = query
-        self._tables = tables
-        self._parameters = parameters
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        rows = self._runner.run(self._query, self._tables, self._parameters)
-        return streams.source(self.schema, rows).__arrow_c_stream__()
-
-
-class RowExpressions:
-    """SQL expressions that are prepared once per thread; thread-safe.
-
-    A query over an Arrow table takes three times as long as bound parameters, mostly to bind the
-    table.
-    """
-
-    def __init__(
-        self, database: Database, expressions: Sequence[str], inputs: pa.Schema, kinds: pa.Schema
-    ) -> None:
-        self._database = database
-        self._time_outputs = [
-            index for index, kind in enumerate(kinds.types) if pat.is_timestamp(kind)
-        ]
-        selected = [
-            # DuckDB converts times with time zone by pytz, which may not be installed.
-            f"epoch_us({sql})" if index in self._time_outputs else sql
-            for index, sql in enumerate(expressions)
-        ]
-        cells, lists = [], []
-        for field in inputs:
-            kind, name = sqltext.column_type(field.type), sqltext.quote(field.name)
-            cells.append(f"CAST(? AS {kind}) AS {name}")
-            lists.append(f"unnest(CAST(? AS {kind}[])) AS {name}")
-        select = f"SELECT {', '.join(selected)}"
-        self._one_row = select
-        self._many_rows = select
-        if cells:
-            self._one_row = f"{select} FROM (SELECT {', '.join(cells)})"
-            self._many_rows = f"{select} FROM (SELECT {', '.join(lists)})"
-        self._has_inputs = bool(cells)
-        self._prepared = threading.local()
-        reset_in_children(self)
-
-    def reset_after_fork(self) -> None:
-        """Prepare the statements again, in the database of the child."""
-        abandon(self._prepared)
-        self._prepared = threading.local()
-
-    def __call__(self, columns: Sequence[Sequence[Any]], rows: int) -> list[tuple[Any, ...]]:
-        """Return the values of the expressions for each row."""
-        with translate_errors():
-            cursor, one_row, many_rows = self._statements()
-            if rows == 1:
-                result = cursor.execute(one_row, [column[0] for column in columns]).fetchall()
-            elif self._has_inputs:
-                result = cursor.execute(many_rows, list(map(list, columns))).fetchall()
-            else:
-                result = cursor.execute(one_row).fetchall() * rows
-        if self._time_outputs:
-            return list(map(self._restore_times, result))
-        return result
-
-    def _statements(self) -> tuple[duckdb.DuckDBPyConnection, Any, Any]:
-        """Return the cursor of this thread, and its statements for one row and for many."""
-        prepared = getattr(self._prepared, "statements", None)
-        if prepared is None:
-            cursor = self._database.connection.cursor()
-            (one_row,) = cursor.extract_statements(self._one_row)
-            (many_rows,) = cursor.extract_statements(self._many_rows)
-            prepared = self._prepared.statements = (cursor, one_row, many_rows)
-        return prepared
-
-    def _restore_times(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        values = list(row)
-        for index in self._time_outputs:
-            if values[index] is not None:
-                # Arrow's conversion, so that the time zone object is that of other results.
-                values[index] = pa.scalar(values[index], _TIME).as_py()
-        return tuple(values)

@@ -1,4 +1,4 @@
-"""Writes that rewrite existing files: upsert, replace by range, delete, compaction.
+"""Writes that rewrite or remove existing files: upsert, replace by range, delete, compaction, vacuum.
 
 Only files with affected rows are rewritten. Each attempt has its own publication, which removes the
 new files if another commit wins the race.
@@ -18,19 +18,30 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.fitting import widened_schema
-from featurestore.delta.commits import duplicate_keys_error
+from featurestore.delta.commits import changed_metadata, duplicate_keys_error
 from featurestore.delta.datafile import DataFile, has_bounds
-from featurestore.delta.maintenance import check_contents, check_files
+from featurestore.delta.maintenance import (
+    check_contents,
+    check_files,
+    modification_time,
+    orphan_cutoff_time,
+    remove_unneeded_files,
+)
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.delta.table_state import check_writable
 from featurestore.errors import InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
-from featurestore.plugins.engine import TableWrite, TimeRange
+from featurestore.plugins.engine import Relation, TableWrite, TimeRange
+from featurestore.storage import files as storage
 from featurestore.storage.publication import Publication
-from featurestore_connectors.duckdb_delta import commits, files, sqltext
+from featurestore_connectors.duckdb_delta import commits, sqltext, tables
 from featurestore_connectors.duckdb_delta.commits import Change
-from featurestore_connectors.duckdb_delta.files import NewFile
-from featurestore_connectors.duckdb_delta.relations import range_condition
+from featurestore_connectors.duckdb_delta.relations import (
+    NewFile,
+    StagedRows,
+    range_condition,
+    scan_files,
+)
 from featurestore_connectors.duckdb_delta.session import Database
 
 # Files below this size are compacted by default.
@@ -53,7 +64,34 @@ class _AffectedFiles:
         return self.rows - self.outgoing
 
 
-def upsert(
+def write(database: Database, state: Snapshot, relation: Relation, write: TableWrite) -> int | None:
+    """Upsert rows, or replace a time range; return None if the transaction is committed."""
+    schema = tables.target_schema(state, relation, write)
+    if isinstance(relation, StagedRows) and tables.can_link(relation, schema, state):
+        return _rewrite(database, state, relation.files, write)
+    with tables.scratch_folder(state.path) as scratch:
+        folder, query = os.path.join(scratch, "rows"), tables.storage_query(relation, schema)
+        source = tables.write_files(database, query, folder, schema=schema)
+        return _rewrite(database, state, source, write)
+
+
+def _rewrite(
+    database: Database, state: Snapshot, source: Sequence[NewFile], write: TableWrite
+) -> int | None:
+    """Upsert or replace with the rows of unpartitioned files."""
+    if write.mode == "replace":
+        return _replace(database, state, source, write)
+    if write.deletes is None:
+        return _upsert(database, state, source, write)
+    # The keys may have other types than the table.
+    schema = pa.schema([state.schema.field(name) for name in write.key])
+    with tables.scratch_folder(state.path) as scratch:
+        folder, query = os.path.join(scratch, "keys"), tables.storage_query(write.deletes, schema)
+        deletes = tables.write_files(database, query, folder, schema=schema)
+        return _upsert(database, state, source, write, deletes=deletes)
+
+
+def _upsert(
     database: Database,
     state: Snapshot,
     source: Sequence[NewFile],
@@ -73,7 +111,7 @@ def upsert(
         keys = f"SELECT {sqltext.names(write.key)} FROM {rows}"
         if deletes:
             columns = pa.schema([state.schema.field(name) for name in write.key])
-            deleted = files.parquet_scan(columns, [file.path for file in deletes])
+            deleted = sqltext.parquet_scan(columns, [file.path for file in deletes])
             keys += f" UNION ALL SELECT {sqltext.names(write.key)} FROM {deleted}"
         outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_key_condition(write.key)})"
         candidates = _overlapping_files(state, _key_bounds(database, f"({keys})", write.key, state))
@@ -83,7 +121,7 @@ def upsert(
     return commits.retry_commits(state.path, attempt, state=state)
 
 
-def replace(
+def _replace(
     database: Database, state: Snapshot, source: Sequence[NewFile], write: TableWrite
 ) -> int | None:
     """Replace the rows of a time range with the source rows, in one commit."""
@@ -104,8 +142,9 @@ def replace(
             return _replace_rows(database, state, affected, outgoing, write, rows=rows)
         # No rows of the old files remain, so the source files are added without a rewrite.
         with Publication(durable=database.durable) as publication:
-            new = files.move_into_table(source, state.path, publication)
-            return commits.commit(state, _build_change(state, affected, write, new), publication)
+            new = tables.move_into_table(source, state.path, publication)
+            change = commits.build_change(state, new, write, removes=affected.files)
+            return commits.commit(state, change, publication)
 
     return commits.retry_commits(state.path, attempt, state=state)
 
@@ -179,7 +218,7 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
                 parameters={"columns": columns.names},
                 adds=new,
                 removes=state.files,
-                metadata=commits.changed_metadata(state, schema=schema),
+                metadata=changed_metadata(state, schema_string=commits.schema_string(schema)),
                 commit_metadata={"operation": "widen"},
                 copied_rows=state.rows,
                 # The values stay equal, so readers of changes can skip the commit (Delta protocol).
@@ -206,28 +245,14 @@ def _replace_rows(
         new = _rewrite_files(
             database, state, affected, outgoing, publication, incoming=rows, schema=schema
         )
-        return commits.commit(state, _build_change(state, affected, write, new), publication)
-
-
-def _build_change(
-    state: Snapshot, affected: _AffectedFiles, write: TableWrite, new: Sequence[NewFile]
-) -> Change:
-    operation = "WRITE"
-    parameters: dict[str, Any] = {"mode": "Overwrite"}
-    if write.mode == "upsert":
-        operation, parameters = "MERGE", {"key": list(write.key)}
-    return Change(
-        operation=operation,
-        parameters=parameters,
-        adds=new,
-        removes=affected.files,
-        metadata=commits.metadata_with(state, write.add_columns),
-        commit_metadata={"operation": write.mode, **write.commit_metadata},
-        transaction=write.transaction,
-        offsets=write.offsets,
-        copied_rows=affected.remaining_rows,
-        reads=True,
-    )
+        change = commits.build_change(
+            state,
+            new,
+            write,
+            removes=affected.files,
+            copied_rows=affected.remaining_rows,
+        )
+        return commits.commit(state, change, publication)
 
 
 def _rewrite_files(
@@ -250,7 +275,7 @@ def _rewrite_files(
         # A rewrite would give damaged rows a valid checksum.
         check_contents(state, affected.files)
         stored_columns = sqltext.casts(schema, sqltext.types_of(state.schema))
-        old_files = files.scan_all(state, affected.files)
+        old_files = scan_files(state, affected.files)
         selects.append(
             # IS NOT TRUE keeps rows for which the condition is null: rows with a null key or time
             # are never replaced.
@@ -260,11 +285,8 @@ def _rewrite_files(
         selects.append(f"SELECT {sqltext.names(schema.names)} FROM {incoming} AS source")
     if not selects:
         return []
-    with files.scratch_folder(state.path) as scratch:
-        folder = os.path.join(scratch, "rows")
-        query = " UNION ALL ".join(selects)
-        new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
-        return files.move_into_table(new, state.path, publication, folder=folder)
+    query = " UNION ALL ".join(selects)
+    return tables.write_into_table(database, state, query, publication, schema=schema)
 
 
 def _find_affected(
@@ -275,9 +297,9 @@ def _find_affected(
     check_files(state, candidates)
     if not candidates:
         return _AffectedFiles((), 0)
-    target = files.scan_all(state, candidates)
+    target = scan_files(state, candidates)
     file_counts = database.rows(
-        f"SELECT {files.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
+        f"SELECT {sqltext.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
     )
     outgoing_rows = dict(file_counts)
     affected_files = [file for file in candidates if file.path in outgoing_rows]
@@ -351,7 +373,7 @@ def _source_query(state: Snapshot, source: Sequence[NewFile], write: TableWrite)
     schema = commits.add_missing_columns(state.schema, write.add_columns)
     if not source:
         return f"({sqltext.empty(schema)})"
-    return files.parquet_scan(schema, [file.path for file in source])
+    return sqltext.parquet_scan(schema, [file.path for file in source])
 
 
 def _key_bounds(
@@ -407,3 +429,19 @@ def _small_files(size: int, state: Snapshot) -> tuple[DataFile, ...]:
         if len(group) > 1:
             small += group
     return tuple(small)
+
+
+def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:
+    """Remove files that are neither needed by versions since ``retain`` nor by ``keep_versions``.
+
+    Return the paths of the removed files.
+    """
+    removed = remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)
+    abandoned = orphan_cutoff_time(retain)
+    writing = os.path.join(path, tables.WRITING)
+    for name in storage.list_directory(writing):
+        folder = os.path.join(writing, name)
+        # Killed writers leave their folders. Younger ones may belong to running writers.
+        if modification_time(folder) < abandoned:
+            storage.remove(folder, below=path)
+    return removed

@@ -39,7 +39,7 @@ from featurestore_connectors.duckdb_delta.row_matching import (
     encode_keys,
     match_rows,
 )
-from featurestore_connectors.duckdb_delta.streams import BATCH_ROWS, LazyRelation, MappedStream
+from featurestore_connectors.duckdb_delta.streams import BATCH_ROWS, ArrowSource, LazyRelation
 from featurestore_connectors.duckdb_delta.table_columns import TableColumns, read_table
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     )
 
 
-class SortedMerge(MappedStream):
+class SortedMerge(ArrowSource):
     """An Arrow source that runs the join each time it is read."""
 
     def __init__(self, engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> None:

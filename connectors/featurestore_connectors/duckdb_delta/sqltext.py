@@ -1,4 +1,4 @@
-"""DuckDB SQL text: quoted identifiers, literals, type names and casts."""
+"""DuckDB SQL text: quoted identifiers, literals, type names, casts, and scans of Parquet files."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ _TYPE_NAMES = {
     pa.null(): "BOOLEAN",
 }
 _WILDCARDS = re.compile(r"[\[*?]")
+# The column with a row's file path. Feature names cannot start with this prefix.
+FILE = "__fs_file"
 
 
 def quote(name: str) -> str:
@@ -134,12 +136,6 @@ def label_key(value: str, label_type: pa.DataType, key_type: pa.DataType) -> str
     return f"CASE WHEN TRY_CAST({cast} AS {column_type(label_type)}) = {value} THEN {cast} END"
 
 
-def file_list(paths: Sequence[str]) -> str:
-    """Return a list of paths for ``read_parquet``, with escaped wildcards."""
-    literals = map(text, map(literal_path, paths))
-    return f"[{', '.join(literals)}]"
-
-
 def literal_path(path: str) -> str:
     """Escape DuckDB's glob wildcards in a path.
 
@@ -147,3 +143,22 @@ def literal_path(path: str) -> str:
     'a[[]1][*]'
     """
     return _WILDCARDS.sub(r"[\g<0>]", path)
+
+
+def parquet_scan(
+    schema: pa.Schema, paths: Sequence[str], *, aliases: Mapping[str, str] | None = None
+) -> str:
+    """Return a FROM item with the columns of a schema from Parquet files, and ``FILE``.
+
+    ``aliases`` maps columns to their names in the result, if these differ.
+    """
+    # With an explicit schema, DuckDB does not open files before it reads their rows, and missing
+    # columns are null.
+    fields = []
+    for column in schema:
+        alias = text((aliases or {}).get(column.name, column.name))
+        options = f"name: {alias}, type: {text(column_type(column.type))}, default_value: NULL"
+        fields.append(f"{text(column.name)}: {{{options}}}")
+    files = ", ".join([text(literal_path(path)) for path in paths])
+    options = f"filename='{FILE}', hive_partitioning=false, schema=MAP {{{', '.join(fields)}}}"
+    return f"read_parquet([{files}], {options})"

@@ -18,15 +18,17 @@ from featurestore.arrow.batches import coalesce_batches, copy_sliced_structs
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_schema, type_width
 from featurestore.errors import SchemaMismatch, listing
-from featurestore.model.threads import cooperating_threads
+from featurestore.model.threads import capture_errors, cooperating_threads
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
-from featurestore_connectors.duckdb_delta import failures
-from featurestore_connectors.duckdb_delta.failures import (
+from featurestore_connectors.duckdb_delta.messages import translate_stream_error
+from featurestore_connectors.duckdb_delta.session import (
+    Database,
     interrupt_on_signal,
+    query_of,
+    recall_exception,
+    relation_lock,
     translate_errors,
-    translate_stream_error,
 )
-from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
 
 if TYPE_CHECKING:
     import duckdb
@@ -57,7 +59,7 @@ def stream(
     A mapped relation is streamed directly from its function, since inside a DuckDB query the
     function would block a DuckDB thread.
     """
-    source = relation.source if isinstance(relation, MappedRelation) else None
+    source = source_of(relation)
     # Single-use streams are read through DuckDB, which rejects a second read.
     if source is None or isinstance(source, SingleUseStream):
         batches = _batches(database, relation, batch_rows=batch_rows, limit=limit)
@@ -105,7 +107,7 @@ def _read_batches(
         except StopIteration:
             return
         except (OSError, pa.ArrowException) as error:
-            python_error = failures.recall_exception(str(error))
+            python_error = recall_exception(str(error))
             if python_error is not None:
                 raise python_error from None
             raise translate_stream_error(str(error)) from error
@@ -144,9 +146,9 @@ def _split_batch(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _may_be_long(kind: pa.DataType) -> bool:
+def _may_be_long(dtype: pa.DataType) -> bool:
     """Return whether values of a type may be long: binaries, lists and structs."""
-    return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
+    return bool(pat.is_binary(dtype) or pat.is_list(dtype) or pat.is_struct(dtype))
 
 
 def _rows_that_fit(schema: pa.Schema) -> int:
@@ -160,59 +162,71 @@ def source(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBat
     Exceptions are captured for the caller. Slices are copied, since DuckDB rejects nested structs
     in slices.
     """
-    unsliced = (copy_sliced_structs(batch) for batch in batches)
-    return pa.RecordBatchReader.from_batches(schema, failures.capture_stream_errors(unsliced))
+
+    def unsliced_batches() -> Iterator[pa.RecordBatch]:
+        with capture_errors():
+            for batch in batches:
+                yield copy_sliced_structs(batch)
+
+    return pa.RecordBatchReader.from_batches(schema, unsliced_batches())
 
 
-class MappedStream:
-    """An Arrow source that applies a function to the batches of a relation at every read."""
+class ArrowSource:
+    """An Arrow source with one schema; ``batches`` reads the rows."""
 
-    def __init__(
-        self, database: Database, relation: Relation, function: BatchFunction, schema: pa.Schema
-    ) -> None:
-        self.schema = schema
-        self._database = database
-        self._relation = relation
-        self._function = function
+    schema: pa.Schema
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return a new stream of the function's results."""
+        """Return a new stream of the rows."""
         return source(self.schema, self.batches()).__arrow_c_stream__()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class MappedStream(ArrowSource):
+    """An Arrow source that applies a function to the batches of a relation at every read."""
+
+    schema: pa.Schema
+    relation: Relation
+    database: Database
+    function: BatchFunction
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the function's results."""
-        for batch in batches_of(self._database, self._relation):
-            yield cast_batch(self._function(batch), self.schema)
+        for batch in batches_of(self.database, self.relation):
+            yield cast_batch(self.function(batch), self.schema)
 
 
-class SingleUseStream(MappedStream):
+@dataclass(eq=False)
+class SingleUseStream(ArrowSource):
     """Batches of a caller, which can be read once, directly or by DuckDB.
 
     Attributes:
+        schema: The feature types of the batches.
+        unread: The batches of the caller.
         recorded: The batches that DuckDB has read, if it was set to a list before. Reset to None
             when the batches exceed ``MAX_BUFFERED_BYTES``.
         watcher: A function that receives each batch before DuckDB.
         is_read: Whether DuckDB has read all batches.
     """
 
-    def __init__(
-        self, database: Database, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
-    ) -> None:
-        self.schema = schema
-        self.recorded: list[pa.RecordBatch] | None = None
-        self.watcher: Callable[[pa.RecordBatch], None] | None = None
-        self.is_read = False
-        self._database = database
-        self._source_batches = batches
+    schema: pa.Schema
+    unread: Iterator[pa.RecordBatch]
+    recorded: list[pa.RecordBatch] | None = None
+    watcher: Callable[[pa.RecordBatch], None] | None = None
+    is_read: bool = False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in batches of bounded size."""
-        return bounded_batches(self._source_batches, self.schema)
+        return bounded_batches(self.unread, self.schema)
 
     def batches_for_duckdb(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches to DuckDB."""
         size = 0
-        for batch in self._source_batches:
+        for batch in self.unread:
             size += batch.nbytes
             # The rows do not fit; release those recorded so far.
             if size > MAX_BUFFERED_BYTES:
@@ -225,15 +239,12 @@ class SingleUseStream(MappedStream):
         self.is_read = True
 
 
-class BufferedBatches(MappedStream):
+@dataclass(eq=False)
+class BufferedBatches(ArrowSource):
     """An Arrow source over in-memory batches."""
 
-    def __init__(
-        self, database: Database, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
-    ) -> None:
-        self.schema = schema
-        self.buffered = batches
-        self._database = database
+    schema: pa.Schema
+    buffered: Sequence[pa.RecordBatch]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the buffered batches."""
@@ -242,9 +253,9 @@ class BufferedBatches(MappedStream):
 
 @dataclass(frozen=True)
 class MappedRelation(Relation):
-    """A relation over a mapped stream, which batch consumers can read without DuckDB."""
+    """A relation over an Arrow source, which batch consumers can read without DuckDB."""
 
-    source: MappedStream | None = None
+    source: ArrowSource | None = None
 
 
 @dataclass(frozen=True)
@@ -274,8 +285,8 @@ class LazyRelation(MappedRelation):
         self.__dict__["native"] = value
 
 
-def mapped_relation(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
-    """Return a relation over the output of a mapped stream."""
+def mapped_relation(database: Database, source: ArrowSource, *, single_use: bool) -> Relation:
+    """Return a relation over an Arrow source."""
     return LazyRelation(
         "duckdb",
         lambda: database.connection.from_arrow(source),
@@ -291,7 +302,7 @@ def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
     batches = iter(reader)
     if reader.schema != schema:
         batches = (cast_batch(batch, schema) for batch in reader)
-    input_stream = SingleUseStream(database, schema, batches)
+    input_stream = SingleUseStream(schema, batches)
     # DuckDB gets one reader and not the stream object, so that it rejects a second read.
     reader_for_duckdb = source(schema, input_stream.batches_for_duckdb())
     return LazyRelation(
@@ -305,9 +316,8 @@ def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
 
 def batches_of(database: Database, relation: Relation) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a relation as batches of its feature types."""
-    if isinstance(relation, MappedRelation) and relation.source is not None:
-        return relation.source.batches()
-    return _batches(database, relation)
+    source = source_of(relation)
+    return _batches(database, relation) if source is None else source.batches()
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
@@ -332,9 +342,7 @@ def buffer_rows(database: Database, rows: Relation) -> Relation:
         if size > max_bytes:
             all_batches = chain(_release_batches(buffered), batches)
             return from_arrow(database, pa.RecordBatchReader.from_batches(rows.schema, all_batches))
-    return mapped_relation(
-        database, BufferedBatches(database, rows.schema, buffered), single_use=False
-    )
+    return mapped_relation(database, BufferedBatches(rows.schema, buffered), single_use=False)
 
 
 def _release_batches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -351,49 +359,33 @@ def select_buffered(
 
     Small batches are concatenated, to reduce the overhead per batch.
     """
-    buffered = buffered_batches(rows)
-    if buffered is None:
+    buffered_rows = source_of(rows)
+    if not isinstance(buffered_rows, BufferedBatches):
         return None
     check_columns(rows.schema, list(columns.values()))
     fields = [rows.schema.field(column).with_name(name) for name, column in columns.items()]
     schema = pa.schema(fields)
     batches = []
-    for batch in buffered:
+    for batch in buffered_rows.buffered:
         selected_columns = batch.select(list(columns.values()))
         batches.append(pa.RecordBatch.from_arrays(selected_columns.columns, schema=schema))
     joined = list(coalesce_batches(batches, rows=BATCH_ROWS))
-    return mapped_relation(database, BufferedBatches(database, schema, joined), single_use=False)
+    return mapped_relation(database, BufferedBatches(schema, joined), single_use=False)
 
 
-def buffered_batches(rows: Relation) -> Sequence[pa.RecordBatch] | None:
-    """Return the batches of buffered rows, or None if the rows are not buffered."""
-    if isinstance(rows, MappedRelation) and isinstance(rows.source, BufferedBatches):
-        return rows.source.buffered
-    return None
+def source_of(rows: Relation) -> ArrowSource | None:
+    """Return the Arrow source of a relation, or None if DuckDB computes its rows."""
+    return rows.source if isinstance(rows, MappedRelation) else None
 
 
-def start_recording(database: Database, rows: Relation) -> None:
-    """Record the batches of a single-use stream while DuckDB reads them."""
-    stream = single_use_stream(rows)
-    if stream is not None and not database.limit_is_chosen:
-        stream.recorded = []
-
-
-def recorded_batches(database: Database, rows: Relation) -> BufferedBatches | None:
+def recorded_rows(input_stream: ArrowSource | None) -> BufferedBatches | None:
     """Return the recorded batches of a stream, or None if they are incomplete."""
-    stream = single_use_stream(rows)
-    if stream is None or stream.recorded is None or not stream.is_read:
+    if not isinstance(input_stream, SingleUseStream) or not input_stream.is_read:
         return None
-    return BufferedBatches(
-        database, rows.schema, list(bounded_batches(stream.recorded, rows.schema))
-    )
-
-
-def single_use_stream(rows: Relation) -> SingleUseStream | None:
-    """Return the stream of a single-use relation, or None for other relations."""
-    if isinstance(rows, MappedRelation) and isinstance(rows.source, SingleUseStream):
-        return rows.source
-    return None
+    if input_stream.recorded is None:
+        return None
+    schema = input_stream.schema
+    return BufferedBatches(schema, list(bounded_batches(input_stream.recorded, schema)))
 
 
 def aggregate(
@@ -435,17 +427,17 @@ class ConcurrentAggregate(Generic[State, Result]):
     """
 
     def __init__(self, stream: SingleUseStream, accumulator: Accumulator[State, Result]) -> None:
-        self._once, self._accumulator = stream, accumulator
+        self._stream, self._accumulator = stream, accumulator
         self._queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_MAX_QUEUED_BATCHES)
 
     def __enter__(self) -> Self:
         self._pool = cooperating_threads(1, "featurestore-aggregate")
         self._state = self._pool.submit(_accumulate_queue, self._accumulator, self._queue)
-        self._once.watcher = self._put
+        self._stream.watcher = self._put
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._once.watcher = None
+        self._stream.watcher = None
         self._queue.put(None)
         self._pool.shutdown()
 
@@ -454,7 +446,7 @@ class ConcurrentAggregate(Generic[State, Result]):
 
         Call it after the block. On None, the caller aggregates again, which raises the error.
         """
-        if not self._once.is_read or self._state.exception() is not None:
+        if not self._stream.is_read or self._state.exception() is not None:
             return None
         return self._accumulator.finish(self._state.result())
 

@@ -22,7 +22,7 @@ from featurestore.delta.log import FileState
 from featurestore.delta.maintenance import translate_read_errors
 from featurestore.plugins.engine import Relation
 from featurestore.storage import storage_for
-from featurestore_connectors.duckdb_delta.files import ScannedRelation
+from featurestore_connectors.duckdb_delta.relations import ScannedRelation
 from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.streams import batches_of
 

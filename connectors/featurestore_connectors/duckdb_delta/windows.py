@@ -29,6 +29,7 @@ from featurestore_connectors.duckdb_delta.point_in_time import (
     read_source,
     timestamp,
 )
+from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.sqltext import column_type, label_key, quote
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     left = replace(left, schema=pa.schema(map(plain_field, left.schema)))
     buffered_labels = None
     if plan.left_rows is not None and plan.left_rows * len(needed) <= _LABEL_VALUES:
-        buffer = _BufferedLabels(engine.database, left, _identity, left.schema)
+        buffer = _BufferedLabels(engine.database, left)
         left = buffered_labels = streams.mapped_relation(
             engine.database, buffer, single_use=single_use
         )
@@ -90,7 +91,7 @@ def _fits_in_memory(plan: FeaturePlan) -> bool:
     return fixed and plan.left_rows * len(plan.columns) <= _MAX_BUFFERED_VALUES
 
 
-class _AggregatedLabels(streams.MappedStream):
+class _AggregatedLabels(streams.ArrowSource):
     """Labels with the aggregates of one group, ordered by key.
 
     ``buffered_labels`` is None if the labels cannot be read twice.
@@ -104,7 +105,7 @@ class _AggregatedLabels(streams.MappedStream):
         buffered_labels: Relation | None,
     ) -> None:
         self._features = side.features(left.schema)
-        super().__init__(engine.database, left, lambda batch: batch, self._features.schema)
+        self.schema = self._features.schema
         self._engine = engine
         self._side = side
         self._left = left
@@ -116,16 +117,16 @@ class _AggregatedLabels(streams.MappedStream):
         if self._buffered_labels is not None:
             bounds = _label_bounds(self._engine, self._side, self._buffered_labels)
         stream = _sorted_union(self._engine, self._side, self._left, self._left.schema, bounds)
-        sorted_rows = streams.batches_of(self._database, stream)
+        sorted_rows = streams.batches_of(self._engine.database, stream)
         for batch in self._features.compute_in_threads(sorted_rows, threads=_threads(self._engine)):
             yield cast_batch(batch, self.schema)
 
 
-class _BufferedResult(streams.MappedStream):
+class _BufferedResult(streams.ArrowSource):
     """Buffered labels with their aggregates; only the label positions are sorted."""
 
     def __init__(self, engine: DuckDBEngine, plan: FeaturePlan, left: Relation) -> None:
-        super().__init__(engine.database, left, lambda batch: batch, plan.schema)
+        self.schema = plan.schema
         self._engine = engine
         self._plan = plan
         self._left = left
@@ -133,7 +134,7 @@ class _BufferedResult(streams.MappedStream):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the labels with their aggregates, in label order."""
         plan = self._plan
-        batches = streams.batches_of(self._database, self._left)
+        batches = streams.batches_of(self._engine.database, self._left)
         left = pa.Table.from_batches(batches, self._left.schema)
         rows = left.column(ROW).to_numpy()
         # Labels usually arrive in order, and sorting copies all columns.
@@ -163,7 +164,7 @@ class _BufferedResult(streams.MappedStream):
         features = side.features(label_schema)
         threads = _threads(self._engine)
         aggregated = features.compute_in_threads(
-            streams.batches_of(self._database, stream), threads=threads
+            streams.batches_of(self._engine.database, stream), threads=threads
         )
         table = pa.Table.from_batches(aggregated, features.schema)
         positions = np.empty(left.num_rows, np.int64)
@@ -179,16 +180,20 @@ class _BufferedResult(streams.MappedStream):
             return dict(zip(names, ordered_columns, strict=True))
 
 
-class _BufferedLabels(streams.MappedStream):
+class _BufferedLabels(streams.ArrowSource):
     """A small relation that is buffered on first read."""
 
-    _rows: list[pa.RecordBatch] | None = None
+    def __init__(self, database: Database, labels: Relation) -> None:
+        self.schema = labels.schema
+        self._database, self._labels = database, labels
+        self._rows: list[pa.RecordBatch] | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the buffered batches."""
         # A lazy relation may never be read, so the rows are buffered at the first read.
         if self._rows is None:
-            self._rows = list(super().batches())
+            batches = streams.batches_of(self._database, self._labels)
+            self._rows = [cast_batch(batch, self.schema) for batch in batches]
         return iter(self._rows)
 
 
@@ -233,10 +238,6 @@ def _sorted_union(
         both, tables = _BOTH, {_BOTH: engine.map_batches(union, _identity, schema=union.schema)}
     query = f"SELECT * FROM {both} ORDER BY {GROUP}, {STREAM_TIME}"
     return engine.sql(query, tables=tables, parameters={})
-
-
-def _identity(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
 
 
 def _needed_columns(side: WindowSide) -> list[str]:

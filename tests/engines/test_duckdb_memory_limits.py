@@ -13,7 +13,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import ConfigurationError, EngineError
-from featurestore.plugins.engine import DeferredEngine
+from featurestore.session import DeferredEngine
 from featurestore_connectors.duckdb_delta import DuckDBEngine, session, shards
 from featurestore_connectors.duckdb_delta.session import Database
 

@@ -46,15 +46,6 @@ class CommitChecksums:
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     original: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the field of the ``commitInfo`` action, with zeros instead of the digest."""
-        payload: dict[str, Any] = {_DIGEST: _ZEROS, "previous": self.previous}
-        if self.checkpoints:
-            payload["checkpoints"] = dict(self.checkpoints)
-        if self.original is not None:
-            payload["original"] = self.original
-        return payload
-
 
 def checksums_of(info: Mapping[str, Any]) -> CommitChecksums | None:
     """Return the checksums in a ``commitInfo`` action, or None if another writer wrote it."""
@@ -108,12 +99,18 @@ def seal(actions: Sequence[Mapping[str, Any]], checksums: CommitChecksums) -> by
     """Return a commit file with checksums; actions without ``commitInfo`` get an empty one."""
     infos = [action for action in actions if "commitInfo" in action]
     info: dict[str, Any] = dict(infos[0]["commitInfo"]) if infos else {}
-    info[CHECKSUMS] = checksums.to_json()
+    payload: dict[str, Any] = {_DIGEST: _ZEROS, "previous": checksums.previous}
+    if checksums.checkpoints:
+        payload["checkpoints"] = dict(checksums.checkpoints)
+    if checksums.original is not None:
+        payload["original"] = checksums.original
+    info[CHECKSUMS] = payload
     other_actions = [action for action in actions if "commitInfo" not in action]
     content = to_commit([{"commitInfo": info}, *other_actions])
     mark = f'"{_DIGEST}":"'.encode()
+    digest = hashlib.sha256(content).hexdigest()
     # The first occurrence is the field itself: in strings of JSON, quotes are escaped.
-    return content.replace(mark + _ZEROS.encode(), mark + digest_of(content).encode(), 1)
+    return content.replace(mark + _ZEROS.encode(), mark + digest.encode(), 1)
 
 
 def to_commit(actions: Sequence[Mapping[str, Any]]) -> bytes:

@@ -131,7 +131,7 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
     table_fields = dict(zip(state.schema.names, state.schema, strict=True))
     if list(table_fields) == spec.schema.names:
         return spec
-    known_fields = [each for each in spec.schema if each.name in table_fields]
+    known_fields = [column for column in spec.schema if column.name in table_fields]
     spec_names = set(spec.schema.names)
     foreign_fields = [
         # Other writers may add a column of a type that features do not support. It stays in the
@@ -212,7 +212,7 @@ def history(path: str, *, limit: int | None = None, before: int | None = None) -
         back = limit
     with log.cached_listing(path, back=back):
         log_commits = read_history(path, limit=limit, before=before)
-        return [_commit(path, each) for each in log_commits if each.version > 0]
+        return [_commit(path, commit) for commit in log_commits if commit.version > 0]
 
 
 def commit_of(path: str, version: int) -> Commit:
@@ -233,7 +233,7 @@ def _commit(path: str, commit: LogCommit) -> Commit:
         rows_in=commit.rows_in,
         rows_out=commit.rows_out,
         validation=note.get("validation"),
-        inputs={str(index): each for index, each in enumerate(inputs)},
+        inputs={str(index): pinned_input for index, pinned_input in enumerate(inputs)},
         unique=is_unique_at(path, commit.version) if "unique" in note else None,
         # Any Delta writer can set the metadata of a commit.
         changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
@@ -308,9 +308,9 @@ def check_concurrent_transactions(
     transactions: Iterable[Mapping[str, Any]], offsets: Offsets
 ) -> None:
     """Raise StreamOvertaken if a concurrent commit changed the number of an application."""
-    for each in transactions:
-        if each["appId"] in offsets:
-            raise stream_overtaken_error(str(each["appId"]))
+    for transaction in transactions:
+        if transaction["appId"] in offsets:
+            raise stream_overtaken_error(str(transaction["appId"]))
 
 
 def next_offsets(state: Snapshot, offsets: Offsets) -> Offsets | None:

@@ -74,28 +74,28 @@ def read_history(
     if limit is not None and before is not None:
         back = log.commits_to_list(path, before - 1, limit)
     with log.cached_listing(path, back=back):
-        return _read_history(path, limit=limit, before=before)
-
-
-def _read_history(path: str, *, limit: int | None, before: int | None) -> tuple[LogCommit, ...]:
-    latest = log.latest_version(path)
-    last = latest
-    if before is not None:
-        last = min(before - 1, latest)
-    if last < 0:
-        return ()
-    count = last + 1 if limit is None else limit
-    page = _read_commits_backward(path, last, count)
-    row_counts = _RowCounter(path, page)
-    # A commit records only added and removed files, so row counts are computed backward from the
-    # newest version.
-    rows = read_snapshot(path, last).rows
-    commits = []
-    for version, actions in page:
-        rows_in, rows_out = row_counts.count(version, actions)
-        commits.append(_log_commit(path, version, actions, rows_in, rows_out, rows))
-        rows -= rows_in - rows_out
-    return tuple(commits)
+        latest = log.latest_version(path)
+        last = latest if before is None else min(before - 1, latest)
+        if last < 0:
+            return ()
+        first = 0 if limit is None else max(last + 1 - limit, 0)
+        page: list[tuple[int, Actions]] = []
+        for version in range(last, first - 1, -1):
+            file = log.commit_path(path, version)
+            # In any other case the log is damaged, and reading the commit raises the error.
+            if not files.exists(file) and _was_removed_after_checkpoint(path, version):
+                break
+            page.append((version, log.read_commit(file)))
+        # A commit records only added and removed files, so row counts are computed backward from
+        # the newest version.
+        rows = read_snapshot(path, last).rows
+        row_counts = _RowCounter(path, page)
+        commits = []
+        for version, actions in page:
+            rows_in, rows_out = row_counts.count(actions)
+            commits.append(_log_commit(path, version, actions, rows_in, rows_out, rows))
+            rows -= rows_in - rows_out
+        return tuple(commits)
 
 
 def commit_at(path: str, version: int) -> LogCommit:
@@ -139,7 +139,9 @@ def version_at(path: str, timestamp: datetime) -> int:
         first = bisect.bisect_left(listed.commits, listed.earliest)
         versions = listed.commits[first:]
         # Monotonic times allow a binary search, which reads few commits of a long log.
-        position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
+        position = bisect.bisect_right(
+            versions, millis, key=lambda version: commit_time(path, version)
+        )
         if position == 0:
             first_time = last_time = "never"
             if versions:
@@ -190,20 +192,20 @@ def added_files(path: str, version: int) -> tuple[str, ...]:
     return tuple(file_path(path, add["path"]) for add in added)
 
 
+@dataclass
 class _RowCounter:
     """Counts the rows that commits of a history page added and removed.
 
     Files are opened only if their row count is not in the log.
     """
 
-    def __init__(self, path: str, page: list[tuple[int, Actions]]) -> None:
-        self._path = path
-        self._page = page
-        self._file_rows: dict[str, int] | None = None
+    path: str
+    page: list[tuple[int, Actions]]
+    file_rows: dict[str, int] | None = None
 
-    def count(self, version: int, actions: Actions) -> tuple[int, int]:
+    def count(self, actions: Actions) -> tuple[int, int]:
         """Return the numbers of rows that a commit added and removed."""
-        rows_in = sum(rows_of(self._path, add) for add in log.actions_of_kind(actions, "add"))
+        rows_in = sum(rows_of(self.path, add) for add in log.actions_of_kind(actions, "add"))
         rows_out = 0
         for remove in log.actions_of_kind(actions, "remove"):
             rows = rows_in_statistics(remove.get("stats"))
@@ -214,28 +216,16 @@ class _RowCounter:
 
     def _get_file_rows(self, log_path: str) -> int:
         """Return the row count of a removed file, from an add in the page or the version before."""
-        if self._file_rows is None:
-            first = self._page[-1][0]
-            self._file_rows = {}
+        if self.file_rows is None:
+            first = self.page[-1][0]
+            self.file_rows = {}
             if first > 0:
-                for file in read_snapshot(self._path, first - 1).files:
-                    self._file_rows[file.log_path] = file.rows
-            for _, actions in self._page:
+                for file in read_snapshot(self.path, first - 1).files:
+                    self.file_rows[file.log_path] = file.rows
+            for _, actions in self.page:
                 for add in log.actions_of_kind(actions, "add"):
-                    self._file_rows[add["path"]] = rows_of(self._path, add)
-        return self._file_rows.get(log_path, 0)
-
-
-def _read_commits_backward(path: str, last: int, count: int) -> list[tuple[int, Actions]]:
-    """Return the last ``count`` commits up to version ``last``, newest first."""
-    commits: list[tuple[int, Actions]] = []
-    for version in range(last, max(last - count, -1), -1):
-        file = log.commit_path(path, version)
-        # In any other case the log is damaged, and reading the commit raises the error.
-        if not files.exists(file) and _was_removed_after_checkpoint(path, version):
-            break
-        commits.append((version, log.read_commit(file)))
-    return commits
+                    self.file_rows[add["path"]] = rows_of(self.path, add)
+        return self.file_rows.get(log_path, 0)
 
 
 def _was_removed_after_checkpoint(path: str, version: int) -> bool:
@@ -283,14 +273,9 @@ def _recorded_time(actions: Actions, state: FileState) -> int:
     # commit info is optional; without it, the commit time is that of the file.
     for name in ("inCommitTimestamp", "timestamp"):
         recorded_time = info.get(name)
-        if isinstance(recorded_time, int) and _is_time(recorded_time):
+        if isinstance(recorded_time, int) and 0 < recorded_time <= _LAST_TIME:
             return recorded_time
     return state.modified // 1_000_000
-
-
-def _is_time(millis: int) -> bool:
-    """Return True if milliseconds since 1970 are a time before the year 10000."""
-    return 0 < millis <= _LAST_TIME
 
 
 def _parse_base_version(user_metadata: Mapping[str, Any], version: int) -> tuple[int, int]:
@@ -299,6 +284,6 @@ def _parse_base_version(user_metadata: Mapping[str, Any], version: int) -> tuple
     if not isinstance(base, int) or not isinstance(base_time, int):
         return -1, 0
     # The user metadata is untrusted: an invalid base would skip commits.
-    if not 0 <= base < version or not _is_time(base_time):
+    if not 0 <= base < version or not 0 < base_time <= _LAST_TIME:
         return -1, 0
     return base, base_time

@@ -140,14 +140,26 @@ def list_log(path: str) -> LogFiles:
     if not names and not files.is_directory(folder):
         raise damaged_file(folder, "is missing")
     commits = []
-    checkpoint_names = []
+    checkpoints: dict[int, tuple[str, ...]] = {}
+    multipart_files: dict[tuple[int, str], list[str]] = {}
     for name in names:
         version = _commit_version(name)
         if version is not None:
             commits.append(version)
-        elif ".checkpoint." in name:
-            checkpoint_names.append(name)
-    return LogFiles(tuple(sorted(commits)), _complete_checkpoints(folder, checkpoint_names))
+            continue
+        match = _CHECKPOINT_NAME.fullmatch(name)
+        if match is None:
+            continue
+        version, file = int(match["version"]), os.path.join(folder, name)
+        if match["part"] is None:
+            checkpoints[version] = (file,)
+        else:
+            multipart_files.setdefault((version, match["parts"]), []).append(file)
+    for (version, count), present in multipart_files.items():
+        # A killed writer may leave some parts of a checkpoint, which must not be used.
+        if len(present) == int(count):
+            checkpoints.setdefault(version, tuple(present))
+    return LogFiles(tuple(commits), checkpoints)
 
 
 def find_checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
@@ -233,27 +245,6 @@ def _commit_version(name: str) -> int | None:
         return None
     # isdigit also accepts digits of other scripts.
     return int(digits) if digits.isascii() and digits.isdigit() else None
-
-
-def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    """Return the files of complete checkpoints by version, from the names in the log."""
-    checkpoints: dict[int, tuple[str, ...]] = {}
-    multipart_files: dict[tuple[int, str], list[str]] = {}
-    for name in sorted(names):
-        match = _CHECKPOINT_NAME.fullmatch(name)
-        if match is None:
-            continue
-        version = int(match["version"])
-        file = os.path.join(folder, name)
-        if match["part"] is None:
-            checkpoints[version] = (file,)
-        else:
-            multipart_files.setdefault((version, match["parts"]), []).append(file)
-    for (version, count), present in multipart_files.items():
-        # A killed writer may leave some parts of a checkpoint, which must not be used.
-        if len(present) == int(count):
-            checkpoints.setdefault(version, tuple(present))
-    return checkpoints
 
 
 def commit_path(path: str, version: int) -> str:
@@ -371,19 +362,15 @@ class SizedCache(Generic[K, V]):
                 self._values.move_to_end(key)
                 return self._values[key][0]
         value = load()  # not under the lock, since it reads a file
-        if size <= self._limit:
-            self._add(key, value, size)
-        return value
-
-    def _add(self, key: K, value: V, size: int) -> None:
         with self._lock:
-            if key in self._values:  # another thread has loaded it
-                return
-            self._values[key] = (value, size)
-            self._size += size
-            while self._size > self._limit:
-                _, (_, evicted_size) = self._values.popitem(last=False)
-                self._size -= evicted_size
+            # Another thread may have loaded it.
+            if size <= self._limit and key not in self._values:
+                self._values[key] = (value, size)
+                self._size += size
+                while self._size > self._limit:
+                    _, (_, evicted_size) = self._values.popitem(last=False)
+                    self._size -= evicted_size
+        return value
 
 
 # Parsed commits take 3.5 times the memory of their files.

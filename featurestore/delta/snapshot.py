@@ -126,34 +126,31 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
     """
     path = make_absolute(path)
     with log.cached_listing(path):
-        return _read_cached(path, version)
-
-
-def _read_cached(path: str, version: int | None) -> Snapshot:
-    """Return a snapshot from the cache, or build and cache it."""
-    if not log.is_delta_table(path):
-        deleted = deletion_error(path)
-        if deleted is not None:
-            raise deleted
-        raise TableDamaged(
-            f"The Delta log {os.path.join(path, log.LOG_FOLDER)} is missing.",
-            hint="featurestore registry rebuild",
-        )
-    requested_version = log.latest_version(path) if version is None else version
-    cached = _CACHE.find(path, requested_version)
-    if cached is not None:
+        if not log.is_delta_table(path):
+            raise deletion_error(path) or TableDamaged(
+                f"The Delta log {os.path.join(path, log.LOG_FOLDER)} is missing.",
+                hint="featurestore registry rebuild",
+            )
+        latest = None
+        if version is None:
+            latest = version = log.latest_version(path)
+        cached = _CACHE.find(path, version)
+        if cached is not None:
+            return cached.snapshot
+        if latest is None:
+            latest = log.latest_version(path)
+        if not 0 <= version <= latest:
+            raise _version_not_found_error(path, version, latest)
+        base = _CACHE.find_base(path, version)
+        # Replaying from a cached version makes a read after a write independent of the log length.
+        if base is None:
+            replay, sources = _replay_log(path, version)
+            snapshot = _build_snapshot(replay, version, tuple(replay.data_files()))
+            cached = _cached(snapshot, sources)
+        else:
+            cached = _replay_from(base, version)
+        _CACHE.add(cached)
         return cached.snapshot
-    latest = log.latest_version(path)
-    if not 0 <= requested_version <= latest:
-        raise _version_not_found_error(path, requested_version, latest)
-    base = _CACHE.find_base(path, requested_version)
-    # Replaying from a cached version makes a read after a write independent of the log length.
-    if base is None:
-        cached_snapshot = _build_from_log(path, requested_version)
-    else:
-        cached_snapshot = _replay_from(base, requested_version)
-    _CACHE.add(cached_snapshot)
-    return cached_snapshot.snapshot
 
 
 def transaction_version(path: str, app: str) -> int | None:
@@ -236,12 +233,6 @@ def _replay_log(path: str, version: int) -> tuple[Replay, list[FileState]]:
     return replay, sources
 
 
-def _build_from_log(path: str, version: int) -> _CachedSnapshot:
-    """Build the snapshot at ``version`` from its log."""
-    replay, sources = _replay_log(path, version)
-    return _cached(_build_snapshot(replay, version, tuple(replay.data_files())), sources)
-
-
 def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
     """Return the table state at the last readable checkpoint, its version, and its file states.
 
@@ -249,6 +240,9 @@ def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileS
     an earlier checkpoint or the commits are used, if they are still in the log. The version is -1
     if the log must be replayed from the start.
     """
+    # A new table has no checkpoint, so that none is searched.
+    if version == 0 and log.has_commit(path, 0):
+        return Replay(path), -1, []
     damaged: TableDamaged | None = None
     before = version
     while True:

@@ -30,6 +30,7 @@ from featurestore.model.group_options import (
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.project import CHANNEL, GROUP, SOURCE, VIEW
+from featurestore.model.requests import ViewRequest
 from featurestore.model.source import SourceSpec
 from featurestore.model.window_features import WindowFeature
 from featurestore.plugins.source import SourceQuery
@@ -52,13 +53,6 @@ class GroupContent:
 
 
 @dataclass(frozen=True)
-class ViewContent:
-    """The arguments of a feature view, which are resolved against the groups of a store."""
-
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class JobContent:
     """A job, and the file that defines it."""
 
@@ -66,7 +60,7 @@ class JobContent:
     file: JobFile
 
 
-Content = GroupContent | ViewContent | JobContent | SourceSpec | Channel
+Content = GroupContent | ViewRequest | JobContent | SourceSpec | Channel
 
 
 @dataclass(frozen=True)
@@ -242,18 +236,17 @@ def feature_view(
     >>> define.feature_view("delays", features=["weather.temp"], labels="questions", label="late")
     <feature_view 'delays'>
     """
-    arguments = {
-        "features": features,
-        "labels": labels,
-        "label": label,
-        "label_time": label_time,
-        "description": description,
-        "tags": normalize_tags(tags),
-        "transformations": transformations or {},
-    }
-    return _add(
-        calling_globals(), VIEW, check_name(name, noun="feature view"), ViewContent(arguments)
+    request = ViewRequest(
+        name=check_name(name, noun="feature view"),
+        features=features,
+        labels=labels,
+        label=label,
+        label_time=label_time,
+        transformations=transformations,
+        description=description,
+        tags=normalize_tags(tags),
     )
+    return _add(calling_globals(), VIEW, name, request)
 
 
 @with_suggestions

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.alerts.channels import add_channel
-from featurestore.define.definitions import Definition, GroupContent, JobContent, ViewContent
+from featurestore.define.definitions import Definition, GroupContent, JobContent
 from featurestore.define.loading import Project
 from featurestore.errors import FeatureGroupNotFound, FeatureStoreError
 from featurestore.external.reading import build_source
@@ -32,7 +32,7 @@ from featurestore.model.alert import Channel
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.plan import Source
 from featurestore.model.project import SOURCE, PlannedChange
-from featurestore.model.requests import RowsRequest
+from featurestore.model.requests import RowsRequest, ViewRequest
 from featurestore.model.source import SourceSpec
 from featurestore.plugins.source import SourceQuery
 from featurestore.registry import alerts, featuregroups, jobs, projects, sources
@@ -201,9 +201,9 @@ def compare_channel(draft: Draft, definition: Definition, position: str) -> Proj
 def compare_view(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
     """Return the step that creates the next version of a feature view."""
     content = definition.content
-    assert isinstance(content, ViewContent)
+    assert isinstance(content, ViewRequest)
     try:
-        spec = views.define(draft.session, definition.name, **content.arguments)
+        spec = views.define(draft.session, content)
     except FeatureGroupNotFound as error:
         if not any(f"{name!r}" in error.message for name in draft.job_targets):
             raise

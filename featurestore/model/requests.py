@@ -53,6 +53,20 @@ class RetrievalRequest(RowsRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ViewRequest:
+    """The arguments of ``FeatureStore.create_feature_view``, except the version."""
+
+    name: str
+    features: RequestedFeature | Sequence[RequestedFeature | Mapping[str, Any]]
+    labels: str | None = None
+    label: str | Sequence[str] | None = None
+    label_time: str | None = None
+    transformations: Mapping[str, Any] | None = None
+    description: str = ""
+    tags: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
     """The arguments of ``FeatureStore.create_training_dataset``, except data and callback."""
 

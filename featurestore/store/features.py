@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.featuregroup import normalize_tags
 from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
@@ -289,20 +288,20 @@ class FeatureViewCalls(StoreBase):
         >>> (view.version, view.featuregroups)
         (1, ['questions@v1', 'weather@v1', 'planes@v1'])
         """
+        from featurestore.model.requests import ViewRequest
         from featurestore.views import FeatureView, definition
-        from featurestore.views.definition import define
 
-        spec = define(
-            self._session,
-            name,
+        request = ViewRequest(
+            name=name,
             features=features,
             labels=labels,
             label=label,
             label_time=label_time,
+            transformations=transformations,
             description=description,
-            tags=normalize_tags(tags),
-            transformations=transformations or {},
+            tags=tags,
         )
+        spec = definition.define(self._session, request)
         return FeatureView(self._session, definition.create(self._session, spec, version=version))
 
     def get_feature_view(self, name: str, *, version: int | None = None) -> FeatureView:

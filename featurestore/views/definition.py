@@ -24,10 +24,10 @@ from featurestore.model.feature_view import (
     ViewFeature,
     ViewStep,
 )
-from featurestore.model.featuregroup import check_tags
+from featurestore.model.featuregroup import check_tags, normalize_tags
 from featurestore.model.names import check_name, format_group_reference, parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
-from featurestore.model.requests import RowsRequest
+from featurestore.model.requests import RequestedFeature, RowsRequest, ViewRequest
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.recovery import views
@@ -40,62 +40,49 @@ from featurestore.retrieval.windows import infer_aggregate_type
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
-from featurestore.storage.publication import Publication, make_directory
+from featurestore.storage.publication import Publication
 from featurestore.training.export.assignment import to_column_names
 from featurestore.transform.fit import chains_to_json
-from featurestore.transform.steps import Chain
 from featurestore.usersql import check_column_expression
 
-FeatureItem = str | WindowFeature | OnDemandFeature
-Features = FeatureItem | Sequence[FeatureItem | Mapping[str, Any]]
 _STEP_KEYS = ("features", "join_key", "join")
 
 
-def define(
-    session: Session,
-    name: str,
-    *,
-    features: Features,
-    labels: str | None,
-    label: str | Sequence[str] | None,
-    label_time: str | None,
-    description: str,
-    tags: Mapping[str, str],
-    transformations: Mapping[str, Chain],
-) -> FeatureViewSpec:
+def define(session: Session, request: ViewRequest) -> FeatureViewSpec:
     """Validate the definition of a view and return its spec; ``create`` assigns the version.
 
     Raises:
         InvalidArgument: A view does not support an argument.
         FeatureNotFound: A feature or label does not exist.
     """
-    check_name(name, noun="feature view")
+    tags = normalize_tags(request.tags)
+    check_name(request.name, noun="feature view")
     check_tags(tags)
     specs = RegisteredSpecs(session)
-    steps = [_parse_step(step, specs) for step in _group_steps(features)]
+    steps = [_parse_step(step, specs) for step in _group_steps(request)]
     label_group = None
-    if labels is not None:
-        label_group = _resolve_label_group(labels, specs)
-    if label_time is not None and not isinstance(label_time, str):
+    if request.labels is not None:
+        label_group = _resolve_label_group(request.labels, specs)
+    if request.label_time is not None and not isinstance(request.label_time, str):
         raise InvalidArgument(
-            f"label_time={label_time!r} is one time for all rows, but a feature view stores a "
+            f"label_time={request.label_time!r} is one time for all rows, but a feature view stores a "
             "column name.",
             hint="label_time='the time column', or pass the time to "
             "view.get_features(label_time=...)",
         )
     # Checked now against the pinned types, because a view is immutable.
-    transformation_records = chains_to_json(transformations, _feature_types(steps))
+    transformations = chains_to_json(request.transformations or {}, _feature_types(steps))
     return FeatureViewSpec(
-        name=name,
+        name=request.name,
         version=1,
         steps=tuple(steps),
         labels=label_group,
-        label=to_column_names(label),
-        label_time=label_time,
-        description=description,
-        tags=dict(tags),
+        label=to_column_names(request.label),
+        label_time=request.label_time,
+        description=request.description,
+        tags=tags,
         created=utc_now().isoformat(),
-        transformations=transformation_records,
+        transformations=transformations,
     )
 
 
@@ -119,16 +106,17 @@ def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
         )
 
 
-def _group_steps(features: Features) -> list[Mapping[str, Any]]:
+def _group_steps(request: ViewRequest) -> list[Mapping[str, Any]]:
     """Group requested features into steps.
 
     References form the first step, and each object forms a further step.
     """
-    if isinstance(features, str | WindowFeature | OnDemandFeature | Mapping):
-        features = [features]
-    leading_items: list[FeatureItem] = []
+    requests = request.features
+    if isinstance(requests, str | WindowFeature | OnDemandFeature | Mapping):
+        requests = [requests]
+    leading_items: list[RequestedFeature] = []
     further_steps: list[Mapping[str, Any]] = []
-    for requested in features:
+    for requested in requests:
         if isinstance(requested, Mapping):
             further_steps.append(requested)
         # Steps are joined one after another, so a reference after a step would move before it and
@@ -163,7 +151,7 @@ def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
     view_features = []
     on_demand = []
     requested = step["features"]
-    for feature_item in [requested] if isinstance(requested, FeatureItem) else requested:
+    for feature_item in [requested] if isinstance(requested, RequestedFeature) else requested:
         if isinstance(feature_item, str) and "|" in feature_item:
             feature_item = parse_window(feature_item)
         if isinstance(feature_item, OnDemandFeature):
@@ -175,8 +163,10 @@ def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
             continue
         for feature in resolve(feature_item, specs=specs, groups_with=specs.groups_with):
             group, version = feature.group
-            kind = type_to_json(feature.spec.schema.field(feature.column).type)
-            view_features.append(ViewFeature(group, version, feature.column, feature.name, kind))
+            json_type = type_to_json(feature.spec.schema.field(feature.column).type)
+            view_features.append(
+                ViewFeature(group, version, feature.column, feature.name, json_type)
+            )
     return ViewStep(tuple(view_features), _to_json(step.get("join_key")), join, tuple(on_demand))
 
 
@@ -187,8 +177,8 @@ def _pin_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
     group, version = feature.group
     # The version is pinned, so that a later version of the group does not change the view.
     pinned_window = replace(window, reference=replace(window.reference, version=version))
-    kind = type_to_json(feature.spec.schema.field(feature.column).type)
-    return ViewFeature(group, version, feature.column, window.name, kind, pinned_window)
+    json_type = type_to_json(feature.spec.schema.field(feature.column).type)
+    return ViewFeature(group, version, feature.column, window.name, json_type, pinned_window)
 
 
 def _to_json(join_key: Any) -> Any:
@@ -229,8 +219,8 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
         staged = views.view_file(run.staging)
         # The file is complete before it is linked, so readers never see a partial definition.
         files.write_atomically(staged, view.to_bytes())
-        make_directory(os.path.dirname(directory))
-        make_directory(directory)
+        files.make_directory(os.path.dirname(directory), durable=True)
+        files.make_directory(directory, durable=True)
         # Recovery may have revoked a run that was considered dead; after this check only the link
         # follows.
         run.check_intent()

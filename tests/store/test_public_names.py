@@ -23,6 +23,7 @@ from featurestore.model.requests import (
     RowsRequest,
     TrainingJobRequest,
     TrainingRequest,
+    ViewRequest,
 )
 from featurestore.store import FeatureStore, connect
 from featurestore.views import FeatureView
@@ -280,6 +281,7 @@ def test_request_fields_match_call_arguments(subtests: pytest.Subtests) -> None:
         (FeatureStore.create_training_dataset, TrainingRequest, {"data", "progress"}),
         (FeatureStore.get_features, RetrievalRequest, {"dataframe_type", "verify"}),
         (FeatureStore.explain_features, RetrievalRequest, set()),
+        (FeatureStore.create_feature_view, ViewRequest, {"version"}),
         (FeatureView.get_features, RowsRequest, {"dataframe_type"}),
     ]
     for call, request_type, extra_arguments in requests:

@@ -40,6 +40,7 @@ from featurestore.model.registered_model import (
     ModelAnnotations,
     ModelSpec,
 )
+from featurestore.model.requests import ViewRequest
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, window_from_json
 from featurestore.session import Session
@@ -298,18 +299,13 @@ def build_retrieval(
         # feature is dropped.
         needed = None if find_plan_features(manifest.plan) else set(inputs)
         _add_steps(manifest.plan, steps, needed)
-    spec = define(
-        session,
-        name,
+    request = ViewRequest(
+        name=name,
         features=steps,
-        labels=None,
-        label=None,
+        label=label,
         label_time=None if manifest.plan is None else _label_time(manifest.plan),
-        description="",
-        tags={},
-        transformations={},
     )
-    return replace(spec, label=tuple(label))
+    return define(session, request)
 
 
 def _label_time(plan: JsonMapping) -> str | None:

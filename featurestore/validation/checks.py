@@ -318,5 +318,6 @@ class RowAccumulator(Accumulator[RowState, RowState]):
 
     def finish(self, state: RowState) -> RowState:
         """Evaluate the expectations on buffered rows and return the state."""
-        state.flush()
+        if state.buffered:
+            state.flush()
         return state

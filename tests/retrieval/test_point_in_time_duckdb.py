@@ -26,7 +26,7 @@ from featurestore.testing.retrieval_conformance import (
     check_cases,
     hours_after_t0,
 )
-from featurestore_connectors.duckdb_delta import DuckDBEngine, sorted_merge, table_columns
+from featurestore_connectors.duckdb_delta import DuckDBEngine, sorted_merge
 
 
 class TestDuckDB(RetrievalConformance):
@@ -63,7 +63,7 @@ def test_every_combination_of_rules_agrees_with_the_oracle(
         if not is_merged:
             patch.setattr(sorted_merge, "_MAX_LABELS", -1)
         if not is_small:
-            patch.setattr(table_columns, "_SMALL_BYTES", -1)
+            patch.setattr(sorted_merge, "_SMALL_BYTES", -1)
         retrieval = RetrievalCheck(random_case_engine, Path(directory), random_case_engine)
         check_cases(retrieval, shape, count=count, seed=seed)
 

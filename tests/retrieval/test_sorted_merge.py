@@ -14,7 +14,7 @@ from pyarrow import parquet
 import featurestore
 from featurestore.delta.log import FileState
 from featurestore.plugins.engine import Relation
-from featurestore_connectors.duckdb_delta import row_matching, sorted_merge, table_columns
+from featurestore_connectors.duckdb_delta import row_matching, sorted_merge
 from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 from featurestore_connectors.duckdb_delta.row_matching import RowTimes, encode_keys, match_rows
 from featurestore_connectors.duckdb_delta.session import Database
@@ -188,14 +188,14 @@ def test_replaced_files_are_read_again(tmp_path: Path) -> None:
         return state.size, state.modified
 
     def read() -> list[int]:
-        file = table_columns._open_cached(FileState.from_path(str(path)))
-        return table_columns._read_cached((file,), names)["number"].to_pylist()
+        file = sorted_merge._open_cached(FileState.from_path(str(path)))
+        return sorted_merge._read_cached((file,), names)["number"].to_pylist()
 
     first = write([1, 2])
     assert read() == [1, 2]
-    hits = table_columns._read_cached.cache_info().hits
+    hits = sorted_merge._read_cached.cache_info().hits
     assert read() == [1, 2]
-    assert table_columns._read_cached.cache_info().hits == hits + 1
+    assert sorted_merge._read_cached.cache_info().hits == hits + 1
     second = write([2, 1])
     # Only the time and the inode differ.
     assert first[0] == second[0]

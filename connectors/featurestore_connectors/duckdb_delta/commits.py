@@ -55,7 +55,7 @@ from featurestore.plugins.engine import PropertyChange, TableWrite
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import delta_options
 from featurestore.storage.failures import warn_after_publication
-from featurestore.storage.publication import Publication, make_directory
+from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta.relations import NewFile
 
 ATTEMPTS = 40
@@ -110,7 +110,7 @@ def create(
     durable: bool = True,
 ) -> None:
     """Write commit 0; raise FileExistsError if the table exists."""
-    make_directory(os.path.join(path, LOG_FOLDER), durable=durable)
+    files.make_directory(os.path.join(path, LOG_FOLDER), durable=durable)
     info = _commit_info(
         "CREATE TABLE",
         {"partitionBy": json.dumps(metadata["partitionColumns"])},

@@ -230,10 +230,11 @@ class DuckDBEngine:
         staged_files = tables.stage_files(
             self.database, query_of(rows), folder, schema=storage_types
         )
-        from_item = f"({sqltext.empty(storage_types)})"
+        paths = [file.path for file in staged_files]
         if staged_files:
-            paths = [file.path for file in staged_files]
             from_item = sqltext.parquet_scan(storage_types, paths)
+        else:
+            from_item = f"({sqltext.empty(storage_types)})"
         columns = sqltext.casts(relation.schema, sqltext.types_of(storage_types))
         native = self.database.bind(f"SELECT {columns} FROM {from_item}")
         return relations.StagedRows(
@@ -252,9 +253,9 @@ class DuckDBEngine:
         # only delay the staging.
         if not isinstance(input_stream, streams.SingleUseStream) or usable_cores() == 1:
             return self.stage(relation, directory), None
-        with streams.ConcurrentAggregate(input_stream, accumulator) as running_aggregate:
-            staged = self.stage(relation, directory)
-        return staged, running_aggregate.result()
+        return streams.aggregate_while(
+            lambda: self.stage(relation, directory), input_stream, accumulator
+        )
 
     def prepare_rows(
         self, expressions: Sequence[str], *, inputs: pa.Schema, kinds: pa.Schema

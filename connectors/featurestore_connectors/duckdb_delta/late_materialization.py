@@ -37,14 +37,13 @@ from featurestore_connectors.duckdb_delta import point_in_time, relations
 from featurestore_connectors.duckdb_delta.relations import POSITION
 from featurestore_connectors.duckdb_delta.row_matching import Int64s
 from featurestore_connectors.duckdb_delta.session import Database
-from featurestore_connectors.duckdb_delta.sorted_merge import to_joined_batch
+from featurestore_connectors.duckdb_delta.sorted_merge import read_table, to_joined_batch
 from featurestore_connectors.duckdb_delta.streams import (
     ArrowSource,
     MappedRelation,
     batches_of,
     from_arrow,
 )
-from featurestore_connectors.duckdb_delta.table_columns import read_table
 
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from queue import Queue
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -89,9 +89,8 @@ def _batches(
             batches = coalesce_batches(_read_batches(cursor, native, _VECTOR_ROWS), rows=max_rows)
         else:
             batches = _read_batches(cursor, native, rows)
-        for batch in batches:
-            for batch_slice in _split_batch(batch, rows):
-                yield cast_batch(batch_slice, relation.schema)
+        for batch in bounded_batches(batches, relation.schema, batch_rows):
+            yield cast_batch(batch, relation.schema)
 
 
 def _read_batches(
@@ -119,31 +118,25 @@ def _limited_batches(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, batch_rows: int, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the first ``limit`` rows (all if None) in batches of at most ``batch_rows``."""
-    rows = min(batch_rows, _rows_that_fit(schema))
     remaining = limit
     for batch in batches:
         if remaining is not None:
             batch = batch.slice(0, remaining)
             remaining -= batch.num_rows
-        for batch_slice in _split_batch(batch, rows):
+        for batch_slice in bounded_batches([batch], schema, batch_rows):
             yield cast_batch(batch_slice, schema)
         if remaining == 0:
             return
 
 
 def bounded_batches(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of bounded size."""
-    rows = min(BATCH_ROWS, _rows_that_fit(schema))
+    """Yield the rows in batches of bounded size, with at most ``batch_rows`` rows."""
+    rows = min(batch_rows, _rows_that_fit(schema))
     for batch in batches:
-        yield from _split_batch(batch, rows)
-
-
-def _split_batch(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """Split a batch into batches of at most ``rows`` rows."""
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
 
 
 def _may_be_long(dtype: pa.DataType) -> bool:
@@ -420,40 +413,35 @@ def aggregate(
     return accumulator.finish(merged_state)
 
 
-class ConcurrentAggregate(Generic[State, Result]):
-    """An accumulator that consumes a stream in a separate thread while DuckDB reads it.
+def aggregate_while(
+    read: Callable[[], Relation], stream: SingleUseStream, accumulator: Accumulator[State, Result]
+) -> tuple[Relation, Result | None]:
+    """Aggregate a stream in a separate thread while a function reads it by DuckDB.
 
     DuckDB blocks when the accumulator is several batches behind.
+
+    Returns:
+        The result of the function, and that of the accumulator: None if DuckDB did not read all
+        rows or the accumulator failed. The caller then aggregates again, which raises the error.
     """
+    queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_MAX_QUEUED_BATCHES)
 
-    def __init__(self, stream: SingleUseStream, accumulator: Accumulator[State, Result]) -> None:
-        self._stream, self._accumulator = stream, accumulator
-        self._queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_MAX_QUEUED_BATCHES)
-
-    def __enter__(self) -> Self:
-        self._pool = cooperating_threads(1, "featurestore-aggregate")
-        self._state = self._pool.submit(_accumulate_queue, self._accumulator, self._queue)
-        self._stream.watcher = self._put
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.watcher = None
-        self._queue.put(None)
-        self._pool.shutdown()
-
-    def result(self) -> Result | None:
-        """Return the result, or None if DuckDB did not read all rows or the accumulator failed.
-
-        Call it after the block. On None, the caller aggregates again, which raises the error.
-        """
-        if not self._stream.is_read or self._state.exception() is not None:
-            return None
-        return self._accumulator.finish(self._state.result())
-
-    def _put(self, batch: pa.RecordBatch) -> None:
+    def put(batch: pa.RecordBatch) -> None:
         # The queue needs no size limit, since the batch is already in memory.
-        for batch_slice in _split_batch(batch, BATCH_ROWS):
-            self._queue.put(batch_slice)
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            queue.put(batch.slice(start, BATCH_ROWS))
+
+    with cooperating_threads(1, "featurestore-aggregate") as pool:
+        state = pool.submit(_accumulate_queue, accumulator, queue)
+        stream.watcher = put
+        try:
+            relation = read()
+        finally:
+            stream.watcher = None
+            queue.put(None)
+    if not stream.is_read or state.exception() is not None:
+        return relation, None
+    return relation, accumulator.finish(state.result())
 
 
 def _accumulate_queue(

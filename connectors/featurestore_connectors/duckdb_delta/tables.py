@@ -27,7 +27,7 @@ from featurestore.errors import InvalidArgument, SchemaMismatch, StorageError, l
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage import files as storage
 from featurestore.storage import storage_for
-from featurestore.storage.publication import Publication, make_directory
+from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, sqltext
 from featurestore_connectors.duckdb_delta.relations import NewFile, StagedRows, scan_files
 from featurestore_connectors.duckdb_delta.session import (
@@ -314,7 +314,7 @@ def move_into_table(
         if not is_local:
             continue
         try:
-            make_directory(directory, durable=publication.durable)
+            storage.make_directory(directory, durable=publication.durable)
             try:
                 os.link(file.path, target)
             except OSError:  # another file system, or one without links

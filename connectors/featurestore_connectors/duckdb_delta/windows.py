@@ -235,7 +235,10 @@ def _sorted_union(
     if count is not None and count >= _SPILLED_ROWS:
         # DuckDB 2.0 can spill a sort of a single source, but not of a union.
         union = engine.sql(f"SELECT * FROM {both}", tables=tables, parameters={})
-        both, tables = _BOTH, {_BOTH: engine.map_batches(union, _identity, schema=union.schema)}
+        both, tables = (
+            _BOTH,
+            {_BOTH: engine.map_batches(union, lambda batch: batch, schema=union.schema)},
+        )
     query = f"SELECT * FROM {both} ORDER BY {GROUP}, {STREAM_TIME}"
     return engine.sql(query, tables=tables, parameters={})
 

@@ -14,7 +14,7 @@ from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import artifacts, training_datasets
 from featurestore.registry.rows import lock
-from featurestore.storage import files, publication
+from featurestore.storage import files
 from featurestore.storage.manifests import (
     is_finished,
     manifest_path,
@@ -127,8 +127,8 @@ def make_directory(location: str, name: str, version: int) -> None:
     The intent must be recorded before, so that recovery finds the directory after a crash.
     """
     paths = StorePaths(location)
-    publication.make_directory(paths.training_dataset_versions(name))
-    publication.make_directory(paths.training_dataset(name, version))
+    files.make_directory(paths.training_dataset_versions(name), durable=True)
+    files.make_directory(paths.training_dataset(name, version), durable=True)
 
 
 def versions_on_disk(paths: StorePaths, name: str) -> list[int]:

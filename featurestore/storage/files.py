@@ -102,9 +102,9 @@ def is_writable(directory: str) -> bool:
     return True
 
 
-def make_directory(path: str) -> None:
-    """Create a directory and its parents if they do not exist."""
-    storage_for(path).make_directory(path)
+def make_directory(path: str, *, durable: bool = False) -> None:
+    """Create a directory and its parents if they do not exist; ``durable`` syncs them to disk."""
+    storage_for(path).make_directory(path, durable=durable)
 
 
 # -- writing ------------------------------------------------------------------------------

@@ -77,8 +77,11 @@ class Storage(Protocol):
     def ensure_writable(self, directory: str) -> None:
         """Create a directory if necessary; raise LocationNotWritable if it is not writable."""
 
-    def make_directory(self, path: str) -> None:
-        """Create a directory and its parents; object stores do not need directories."""
+    def make_directory(self, path: str, *, durable: bool = False) -> None:
+        """Create a directory and its parents; object stores do not need directories.
+
+        With ``durable``, new directories are synced to disk.
+        """
 
     def write_atomically(self, path: str, data: bytes) -> None:
         """Write a file and sync it to disk."""

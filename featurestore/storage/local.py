@@ -60,10 +60,19 @@ class LocalStorage:
                 "$FEATURESTORE_LOCATION",
             ) from error
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, *, durable: bool = False) -> None:
         check_links(path)
+        created = []
+        if durable:
+            missing = os.path.abspath(path)
+            while not os.path.isdir(missing):
+                created.append(missing)
+                missing = os.path.dirname(missing)
         with translate_write_errors(path):
             protection.make_folders(path)
+        # The entry of a new directory is in its parent, which has to be synced as well.
+        for folder in reversed(created):
+            sync_path(os.path.dirname(folder))
 
     def write_atomically(self, path: str, data: bytes) -> None:
         # The file is visible after the rename, so a failed sync of its directory must not be
@@ -97,7 +106,7 @@ class LocalStorage:
         try:
             with ExitStack() as resources:
                 with translate_write_errors(path):
-                    make_directory(folder)
+                    self.make_directory(folder, durable=True)
                     file = resources.enter_context(
                         open(temporary, "wb", buffering=0, opener=protection.opener(path))
                     )
@@ -353,22 +362,6 @@ def remove_by_path(below: str, names: Sequence[str]) -> bool:
     else:
         os.unlink(path)
     return True
-
-
-def make_directory(path: str, *, durable: bool = True) -> None:
-    """Create a directory and its parents, and sync them to disk."""
-    check_links(path)
-    created = []
-    missing = os.path.abspath(path)
-    while not os.path.isdir(missing):
-        created.append(missing)
-        missing = os.path.dirname(missing)
-    with translate_write_errors(path):
-        protection.make_folders(path)
-    # The entry of a new directory is in its parent, which has to be synced as well.
-    if durable:
-        for folder in reversed(created):
-            sync_path(os.path.dirname(folder))
 
 
 def sync(paths: Iterable[str]) -> None:

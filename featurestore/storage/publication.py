@@ -137,9 +137,3 @@ def is_durable(durability: str) -> bool:
             f"durability={durability!r} is invalid.", hint=f"one of {listing(DURABILITIES)}"
         )
     return durability == "full"
-
-
-def make_directory(path: str, *, durable: bool = True) -> None:
-    """Create a directory and its parents, and sync them to disk."""
-    if storage_for(path).is_local:
-        local.make_directory(path, durable=durable)

@@ -69,7 +69,7 @@ class RemoteStorage:
             hint="use a server with conditional puts: S3 itself, MinIO, Ceph, versitygw",
         )
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, *, durable: bool = False) -> None:
         return
 
     def write_atomically(self, path: str, data: bytes) -> None:

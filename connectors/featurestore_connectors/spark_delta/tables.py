@@ -34,7 +34,7 @@ from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.engine import TABLE_PROPERTIES, PropertyChange, Relation, TableWrite
 from featurestore.storage import files, storage_for
 from featurestore.storage.files import read_bytes, write_new
-from featurestore.storage.publication import Publication, make_directory
+from featurestore.storage.publication import Publication
 from featurestore_connectors.spark_delta import connect, rewrite, row_buffer, sqltext
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
@@ -80,7 +80,7 @@ def create_table(
     )
     target = commit_path(path, 0)
     try:
-        make_directory(os.path.dirname(target), durable=durable)
+        files.make_directory(os.path.dirname(target), durable=durable)
         actions = parse_actions(commit.decode())
         created = _publish_commit(path, 0, actions, durable=durable)
     except OSError as error:

@@ -34,7 +34,7 @@ from featurestore.registry.artifacts import models as index
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
-from featurestore.storage.publication import Publication, make_directory
+from featurestore.storage.publication import Publication
 from featurestore.transform.fitted import Transformations
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def publish(
     """
     with in_flight(session, kind=directories.REGISTER, name=spec.name, version=version) as run:
         directory = session.paths.model(spec.name, run.version)
-        make_directory(directory)
+        files.make_directory(directory, durable=True)
         # All files are complete before ``model.json`` appears; a directory without it is not a
         # model.
         target = os.path.join(directory, ARTIFACT, os.path.basename(artifact))

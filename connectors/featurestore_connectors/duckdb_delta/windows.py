@@ -237,10 +237,14 @@ def _sorted_union(
         union = engine.sql(f"SELECT * FROM {both}", tables=tables, parameters={})
         both, tables = (
             _BOTH,
-            {_BOTH: engine.map_batches(union, lambda batch: batch, schema=union.schema)},
+            {_BOTH: engine.map_batches(union, _identity, schema=union.schema)},
         )
     query = f"SELECT * FROM {both} ORDER BY {GROUP}, {STREAM_TIME}"
     return engine.sql(query, tables=tables, parameters={})
+
+
+def _identity(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 def _needed_columns(side: WindowSide) -> list[str]:

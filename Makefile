@@ -45,7 +45,7 @@ check: $(STAMP) ## run the fast tests: the core on DuckDB, about two minutes
 lint: $(STAMP) ## run ruff, mypy, import-linter, and the checks for dead code and readability
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports --no-cache
-	scripts/dead-code $(BIN)/vulture && $(BIN)/python scripts/house.py --check
+	scripts/dead-code $(BIN)/vulture && $(BIN)/python scripts/house.py --check && $(BIN)/python scripts/calls.py --check
 
 docs: $(STAMP) ## build the documentation in site/, and check its links, spelling and prose; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -3,6 +3,8 @@
 
 Each call runs once before it is measured, so that imports, migrations and first uses of caches do
 not count. Only named functions of the calling thread count: no comprehensions and no lambdas.
+``--check`` compares with ``scripts/calls.json`` and fails if a call enters more; ``--write`` stores
+the current figures.
 """
 
 from __future__ import annotations
@@ -105,8 +107,20 @@ def measure() -> dict[str, set[CodeType]]:
         }
 
 
+def larger_counts(
+    figures: dict[str, dict[str, int]], limits: dict[str, dict[str, int]]
+) -> list[str]:
+    """Return a line for each count of a call that exceeds its limit."""
+    return [
+        f"{name} enters {count} {unit}, at most {limits[name][unit]}"
+        for name, counts in figures.items()
+        for unit, count in counts.items()
+        if count > limits[name][unit]
+    ]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail if a call enters more")
     parser.add_argument("--write", action="store_true", help="store the current figures")
     parser.add_argument("--list", metavar="CALL", help="print the files and functions of a call")
@@ -129,14 +143,7 @@ def main() -> None:
     if arguments.write:
         LIMITS.write_text(json.dumps(figures, indent=1) + "\n")
     if arguments.check:
-        limits = json.loads(LIMITS.read_text())
-        for name, figure in figures.items():
-            for measure_name, count in figure.items():
-                if count > limits[name][measure_name]:
-                    sys.exit(
-                        f"{name} enters {count} {measure_name}; the limit is "
-                        f"{limits[name][measure_name]} (scripts/calls.json)."
-                    )
+        sys.exit("\n".join(larger_counts(figures, json.loads(LIMITS.read_text()))) or None)
 
 
 if __name__ == "__main__":

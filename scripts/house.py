@@ -9,9 +9,14 @@ Columns, per 1,000 lines of code unless a unit is stated:
 - small: share of modules under 100 lines, in percent
 - single: modules that exactly one other module imports (count)
 - is_uri: branches on the kind of location (count)
+- generic: names that are only `kind` or `each`
+- replace: calls of ``dataclasses.replace``
+- any: uses of ``Any``
+- imports: lines of import statements, in percent of the lines of code
 
-``--check`` compares with ``scripts/house.json`` and fails if a package got worse, or if a package of
-``tests`` or ``benchmarks`` has too many fillers; ``--write`` stores the current figures.
+``--check`` compares with ``scripts/house.json``. It fails if a package got worse, if more names of
+classes exist twice, or if a package of ``tests`` or ``benchmarks`` has too many fillers. ``--write``
+stores the current figures.
 """
 
 from __future__ import annotations
@@ -34,8 +39,23 @@ TOPS = ("featurestore", "connectors/featurestore_connectors")
 # Here only names count: at most so many fillers per 1,000 lines in each package.
 NAMED_TOPS = ("tests", "benchmarks")
 MOST_FILLERS = 10
-RATES = ("fillers", "dialect", "once", "loops")
+RATES = ("fillers", "dialect", "once", "loops", "generic", "replace", "any")
 COUNTS = ("single", "is_uri")
+NEW_PACKAGES, REPEATED_CLASSES = "new packages", "repeated classes"
+GENERIC_NAMES = ("kind", "each")
+# The limits of packages without stored figures.
+AIMS = {
+    "fillers": 40,
+    "dialect": 4,
+    "once": 7,
+    "loops": 0.6,
+    "generic": 4,
+    "replace": 0.6,
+    "any": 18,
+    "imports": 9,
+    "single": 2,
+    "is_uri": 0,
+}
 FILLERS = frozenset(
     re.findall(
         r"\w+",
@@ -66,6 +86,7 @@ class Measure:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.nested_conditionals: list[str] = []
+        self.classes: Counter[str] = Counter()
 
     def add_module(self, path: Path) -> None:
         """Count one module."""
@@ -76,6 +97,8 @@ class Measure:
         for node in ast.walk(tree):
             names = [name for name in _names_of(node) if name not in imported]
             self.counts["fillers"] += sum(map(_is_filler, names))
+            self.counts["generic"] += sum(_plain_name(name) in GENERIC_NAMES for name in names)
+            self._count_statement(node)
             self.counts["loops"] += _count_filling_loops(node)
             self.counts["dialect"] += sum(
                 len(DIALECT.findall(message)) for message in _messages_of(node)
@@ -107,15 +130,29 @@ class Measure:
         self.counts["small"] += len(lines) < 100
         self.counts["is_uri"] += len(re.findall(r"\bis_uri\(", text))
 
+    def _count_statement(self, node: ast.AST) -> None:
+        """Count imports, classes, uses of ``Any`` and calls of ``dataclasses.replace``."""
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                self.counts["import lines"] += (node.end_lineno or 0) - node.lineno + 1
+            case ast.ClassDef():
+                self.classes[node.name] += 1
+            case ast.Name(id="Any"):
+                self.counts["any"] += 1
+            case ast.Call(func=ast.Name(id="replace"), keywords=[_, *_]):
+                self.counts["replace"] += 1
+
     def add(self, other: Measure) -> None:
         """Add the counts of another package."""
         self.counts += other.counts
+        self.classes += other.classes
         self.nested_conditionals += other.nested_conditionals
 
     def figures(self) -> dict[str, float]:
-        """Return rates per 1,000 lines of code, and counts."""
+        """Return rates per 1,000 lines of code, the percentage of imports, and counts."""
         code = max(self.counts["code"], 1)
         rates = {key: round(1000 * self.counts[key] / code, 2) for key in RATES}
+        rates["imports"] = round(100 * self.counts["import lines"] / code, 2)
         return rates | {key: self.counts[key] for key in COUNTS}
 
 
@@ -175,20 +212,24 @@ def _imported_names(tree: ast.Module) -> set[str]:
     return {alias.name for node in imports for alias in node.names}
 
 
+def _plain_name(name: str) -> str:
+    return name.strip("_").lower()
+
+
 def _is_filler(name: str) -> bool:
-    return name.strip("_").lower() in FILLERS
+    return _plain_name(name) in FILLERS
 
 
 def _messages_of(node: ast.AST) -> list[str]:
     """Return the string constants of a raised error."""
     if not isinstance(node, ast.Raise) or node.exc is None:
         return []
-    constants = [each for each in ast.walk(node.exc) if isinstance(each, ast.Constant)]
-    return [each.value for each in constants if isinstance(each.value, str)]
+    constants = [child for child in ast.walk(node.exc) if isinstance(child, ast.Constant)]
+    return [constant.value for constant in constants if isinstance(constant.value, str)]
 
 
 def _contains_conditional(node: ast.IfExp) -> bool:
-    return any(isinstance(each, ast.IfExp) and each is not node for each in ast.walk(node))
+    return any(isinstance(child, ast.IfExp) and child is not node for child in ast.walk(node))
 
 
 def _count_filling_loops(node: ast.AST) -> int:
@@ -220,20 +261,32 @@ def _is_filling_loop(first: ast.stmt, second: ast.stmt) -> bool:
 
 
 def print_table(measures: dict[str, Measure]) -> None:
-    """Print one line for each package, the most fillers first, and the total."""
-    total = Measure()
-    for measure in measures.values():
-        total.add(measure)
+    """Print one line for each package, the most fillers first, the total, and repeated classes."""
+    total = sum_measures(measures)
     rows = sorted(measures.items(), key=lambda row: -row[1].figures()["fillers"])
-    columns = ("code", "modules", "small%", *COUNTS, *RATES)
+    columns = ("code", "modules", "small%", *COUNTS, *RATES, "imports")
     print(f"{'package':52}" + "".join(f"{name:>9}" for name in columns))
     for package, measure in [*rows, ("total", total)]:
         figures = measure.figures()
         counts = measure.counts
         small = 100 * counts["small"] / max(counts["modules"], 1)
         cells = [counts["code"], counts["modules"], f"{small:.0f}"]
-        cells += [figures[key] for key in (*COUNTS, *RATES)]
+        cells += [figures[key] for key in (*COUNTS, *RATES, "imports")]
         print(f"{package:52}" + "".join(f"{cell:>9}" for cell in cells))
+    print(f"classes that exist twice: {', '.join(repeated_classes(total)) or 'none'}")
+
+
+def sum_measures(measures: dict[str, Measure]) -> Measure:
+    """Return the counts of all packages together."""
+    total = Measure()
+    for measure in measures.values():
+        total.add(measure)
+    return total
+
+
+def repeated_classes(total: Measure) -> list[str]:
+    """Return the names that several classes have."""
+    return sorted(name for name, count in total.classes.items() if count > 1)
 
 
 def too_many_fillers(measures: dict[str, Measure]) -> list[str]:
@@ -250,8 +303,14 @@ def worse_than_before(measures: dict[str, Measure]) -> list[str]:
     """Return a line for each figure that is worse than the stored one."""
     stored = json.loads(FIGURES.read_text(encoding="utf-8"))
     problems = []
+    names = repeated_classes(sum_measures(measures))
+    if len(names) > stored[REPEATED_CLASSES]:
+        problems.append(
+            f"{len(names)} names of classes exist twice, were {stored[REPEATED_CLASSES]}: "
+            f"{', '.join(names)}"
+        )
     for package, measure in measures.items():
-        limits = stored.get(package, stored["new packages"])
+        limits = stored.get(package, stored[NEW_PACKAGES])
         for key, figure in measure.figures().items():
             if figure > limits[key]:
                 problems.append(f"{package}: {key} {figure}, was {limits[key]}")
@@ -271,9 +330,9 @@ def main() -> int:
     measures = measure_packages()
     if options.write:
         figures = {package: measure.figures() for package, measure in sorted(measures.items())}
-        aims = {"fillers": 40, "dialect": 4, "once": 7, "loops": 0.6, "single": 2, "is_uri": 0}
-        text = json.dumps({"new packages": aims, **figures}, indent=1)
-        FIGURES.write_text(text + "\n", encoding="utf-8")
+        repeated = len(repeated_classes(sum_measures(measures)))
+        content = {NEW_PACKAGES: AIMS, REPEATED_CLASSES: repeated, **figures}
+        FIGURES.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if options.check:
         problems = worse_than_before(measures) + too_many_fillers(measure_packages(NAMED_TOPS))
         print("\n".join(problems) or "house: no package is worse than its stored figures")

@@ -209,7 +209,8 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
         raise missing_extra(error.name or "uvicorn", "server") from None
     app = create_app(store, settings)
     sys.stdout.write(f"Serving {store.location} at {settings.address}\n")
-    if _is_unencrypted(settings):
+    is_encrypted = settings.certificate is not None or settings.behind_proxy
+    if not is_encrypted and not is_loopback(settings.host):
         sys.stdout.write(
             "warning: passwords and tokens are sent unencrypted; set --tls-certificate and "
             "--tls-key, or terminate TLS in a proxy (--behind-proxy)\n"
@@ -219,9 +220,3 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
     run_server(app, settings)
     # The server has stopped accepting requests, so no further run can be queued.
     app.state.job_runs.close()
-
-
-def _is_unencrypted(settings: ServerSettings) -> bool:
-    if settings.certificate is not None or settings.behind_proxy:
-        return False
-    return not is_loopback(settings.host)

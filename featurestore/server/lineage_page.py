@@ -96,7 +96,7 @@ def arrange(graph: Graph) -> list[list[Node]]:
     True
     """
     layers, _, _ = _arrange_with_bends(graph)
-    return [_nodes_of(layer) for layer in layers]
+    return [[item for item in layer if isinstance(item, Node)] for layer in layers]
 
 
 def _arrange_with_bends(graph: Graph) -> tuple[list[list[Item]], Links, Links]:
@@ -123,10 +123,6 @@ def _arrange_with_bends(graph: Graph) -> tuple[list[list[Item]], Links, Links]:
         for number in range(len(layers) - 2, -1, -1):
             layers[number] = _order_by_neighbors(layers[number], after, layers[number + 1 :])
     return layers, before, after
-
-
-def _nodes_of(layer: Iterable[Item]) -> list[Node]:
-    return [item for item in layer if isinstance(item, Node)]
 
 
 def _layer_depths(graph: Graph) -> dict[Node, int]:
@@ -280,6 +276,7 @@ def lineage_page(
     kinds = kind or []
     graph = records.filter_kinds(graph, kinds)
     isolated, connected = records.split_isolated(graph, focus)
+    is_feature = focus is not None and focus.object_type == "feature"
     return page(
         request,
         "lineage.html",
@@ -291,11 +288,7 @@ def lineage_page(
         focus=focus,
         up=up,
         down=down,
-        kinds=[kind_name for kind_name in KINDS if kind_name != "feature" or _is_feature(focus)],
+        kinds=[kind_name for kind_name in KINDS if kind_name != "feature" or is_feature],
         type_label=type_label,
         selected_kinds=kinds,
     )
-
-
-def _is_feature(focus: Node | None) -> bool:
-    return focus is not None and focus.object_type == "feature"

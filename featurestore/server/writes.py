@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.existing import collect_notices
-from featurestore.featuregroups.inputs import find_inputs
+from featurestore.featuregroups.write_request import find_inputs
 from featurestore.model.featuregroup import Commit
 from featurestore.registry import audit_log
 from featurestore.retrieval.compared_features import find_comparisons, find_group_of_feature

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -111,9 +111,8 @@ def _scalars(dtype: pa.DataType) -> st.SearchStrategy[Any]:
         return st.floats(width=dtype.bit_width)
     if pat.is_decimal(dtype):
         digits = st.integers(-(10**dtype.precision) + 1, 10**dtype.precision - 1)
-        return digits.map(
-            lambda unscaled: Decimal(unscaled).scaleb(-dtype.scale, _context(dtype.precision))
-        )
+        context = Context(prec=dtype.precision + 1)
+        return digits.map(lambda unscaled: Decimal(unscaled).scaleb(-dtype.scale, context))
     if pat.is_date(dtype):
         return st.dates()
     if pat.is_timestamp(dtype):
@@ -121,12 +120,6 @@ def _scalars(dtype: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_binary(dtype):
         return st.binary(max_size=12)
     return st.text(max_size=12)
-
-
-def _context(precision: int) -> Any:
-    from decimal import Context
-
-    return Context(prec=precision + 1)
 
 
 @st.composite
@@ -148,15 +141,12 @@ def example_table(kinds: Sequence[pa.DataType], *, rows: int = 300) -> pa.Table:
     """Return a deterministic table with one column for each type and some nulls."""
     columns = {}
     for number, dtype in enumerate(kinds):
-        cells = [_example(dtype, row, number) for row in range(rows)]
+        cells = [
+            None if (row + number) % 7 == 3 else _value(dtype, row * 31 + number)
+            for row in range(rows)
+        ]
         columns[f"c{number}"] = pa.array(cells, dtype)
     return pa.table(columns)
-
-
-def _example(dtype: pa.DataType, row: int, column: int) -> Any:
-    if (row + column) % 7 == 3:
-        return None
-    return _value(dtype, row * 31 + column)
 
 
 def _value(dtype: pa.DataType, seed: int) -> Any:

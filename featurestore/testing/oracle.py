@@ -337,15 +337,10 @@ class _RandomValues:
         return _TIMES[time_type](int(self._random.integers(time_count)))
 
 
-def _time_at_step(step: int) -> datetime:
-    return _BASE + timedelta(microseconds=step)
-
-
-def _date_at_step(step: int) -> date:
-    return _BASE.date() + timedelta(days=step)
-
-
-_TIMES: dict[str, Callable[[int], Any]] = {"timestamp": _time_at_step, "date": _date_at_step}
+_TIMES: dict[str, Callable[[int], date]] = {
+    "timestamp": lambda step: _BASE + timedelta(microseconds=step),
+    "date": lambda step: _BASE.date() + timedelta(days=step),
+}
 
 
 def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
@@ -396,7 +391,7 @@ def _build_cases(
     table = table.take(pa.array(random.permutation(table.num_rows), pa.int64()))
     options = {"created_time_filter": shape.waits, "join": shape.how, "label_time": "at"}
     if shape.fixed:
-        options["label_time"] = _time_at_step(3)
+        options["label_time"] = _TIMES["timestamp"](3)
     return Cases(
         rows=table,
         labels=_table(labels, kinds),

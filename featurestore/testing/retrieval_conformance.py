@@ -28,11 +28,7 @@ from featurestore.model.requests import RetrievalRequest
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.retrieval.catalog import pinned_source
-from featurestore.retrieval.planner import (
-    LabelSide,
-    plan_with_labels,
-    plan_without_labels,
-)
+from featurestore.retrieval.planner import LabelSide, plan_with_labels, plan_without_labels
 from featurestore.retrieval.resolve import resolve
 from featurestore.testing.oracle import SHAPES, JoinShape, bits, brute_force, random_cases
 

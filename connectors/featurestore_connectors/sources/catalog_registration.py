@@ -138,23 +138,19 @@ def is_inside(location: object, store: str) -> bool:
 def describe_column(field: Mapping[str, Any], position: int) -> dict[str, Any]:
     """Return a field of a Delta schema as a column of Unity Catalog."""
     delta_type = field["type"]
+    type_name = str(delta_type if isinstance(delta_type, str) else delta_type["type"])
     decimal = _DECIMAL.fullmatch(delta_type) if isinstance(delta_type, str) else None
     column = {
         "name": field["name"],
         "type_text": to_sql_type(delta_type),
         "type_json": json.dumps(field),
-        "type_name": "DECIMAL" if decimal else _type_name(delta_type),
+        "type_name": "DECIMAL" if decimal else _TYPE_NAMES.get(type_name, type_name.upper()),
         "position": position,
         "nullable": bool(field.get("nullable", True)),
     }
     if decimal:
         column |= {"type_precision": int(decimal[1]), "type_scale": int(decimal[2])}
     return column
-
-
-def _type_name(delta_type: Any) -> str:
-    name = str(delta_type if isinstance(delta_type, str) else delta_type["type"])
-    return _TYPE_NAMES.get(name, name.upper())
 
 
 def to_sql_type(delta_type: Any) -> str:

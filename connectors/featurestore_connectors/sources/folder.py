@@ -279,7 +279,11 @@ class FolderSnapshot:
     def _find_table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
         """Return the files of a query and the reader of their format."""
         options = self._table_options(query)
-        declared = {name: _dtype_name(dtype) for name, dtype in options.dtypes.items()}
+        # The names of types in the option ``dtypes`` are shorter than those of Arrow.
+        declared = {
+            name: str(dtype).replace("decimal128", "decimal").replace("list<item: ", "list<")
+            for name, dtype in options.dtypes.items()
+        }
         table = TableName(self._config.name, query.path, query.options, declared)
         folder_files = self._select_files(query, options, table)
         if folder_files.format == "csv":
@@ -370,11 +374,6 @@ class FolderSnapshot:
                 f"Files of source {self._config.name!r} changed while they were read.",
                 hint="read again after the files are complete",
             )
-
-
-def _dtype_name(dtype: pa.DataType) -> str:
-    """Return the name of a type in the ``dtypes`` option."""
-    return str(dtype).replace("decimal128", "decimal").replace("list<item: ", "list<")
 
 
 def _describe_unread(file_listing: FileListing) -> str:

@@ -179,18 +179,10 @@ def is_zoned(column: SourceColumn) -> bool:
 def value_converter(column: SourceColumn) -> Callable[[object], object] | None:
     """Return a function that converts column values for Arrow, or None if none is needed."""
     if column.dtype is not None and pa.types.is_string(column.dtype):
-        return _to_text
+        return lambda value: value if isinstance(value, str | None) else str(value)
     if column.dtype is not None and pa.types.is_decimal(column.dtype):
-        return _to_decimal
+        return lambda value: Decimal(value) if isinstance(value, int) else value
     return None
-
-
-def _to_text(value: object) -> object:
-    return value if value is None or isinstance(value, str) else str(value)
-
-
-def _to_decimal(value: object) -> object:
-    return Decimal(value) if isinstance(value, int) else value
 
 
 class RunningQuery:

@@ -122,9 +122,13 @@ class SQLiteSnapshot(TypedColumns):
             _parse_batches(batches, read_columns), typed_columns.schema_of(read_columns)
         )
         if window is not None:
-            # The condition of the query is only exact to the millisecond.
-            typed = _filter_window(typed, window)
-        return pa.RecordBatchReader.from_batches(schema, _select_first_columns(typed, schema))
+            # The condition of the query is only exact to the millisecond. The last column is the time.
+            typed = (batch.filter(window.contains(batch.columns[-1])) for batch in typed)
+        batches = (
+            pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
+            for batch in typed
+        )
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def close(self) -> None:
         if not self._closed:
@@ -359,22 +363,6 @@ def _parse_times(array: pa.Array) -> pa.Array:
     zoned = pc.if_else(has_zone, array, nothing).cast(TIMESTAMP)
     plain = pc.if_else(has_zone, nothing, array).cast(pa.timestamp("us"))
     return pc.coalesce(zoned, pc.assume_timezone(plain, "UTC"))
-
-
-def _filter_window(
-    batches: Iterator[pa.RecordBatch], window: TimeRange
-) -> Iterator[pa.RecordBatch]:
-    """Yield only rows in a window; the last column is their time."""
-    for batch in batches:
-        yield batch.filter(window.contains(batch.column(batch.num_columns - 1)))
-
-
-def _select_first_columns(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        arrays = [batch.column(index) for index in range(len(schema))]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 if TYPE_CHECKING:

@@ -99,7 +99,8 @@ class ArrowTable(FolderTable):
             array = batch.column(index)
             if pat.is_timestamp(array.type) and self.options.timestamp_precision is not None:
                 array = pc.round_temporal(array, 1, "microsecond")
-            check_times(_storage(array), column.name, has_sql=False)
+            storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+            check_times(storage, column.name, has_sql=False)
             try:
                 arrays.append(to_column(array, column.dtype))
             except (UnsupportedType, pa.ArrowInvalid) as error:
@@ -174,9 +175,3 @@ def _check_names(fields: Iterable[pa.Field]) -> None:
         field.name  # noqa: B018
         if is_nested(field.type):
             _check_names(map(field.type.field, range(field.type.num_fields)))
-
-
-def _storage(array: pa.Array) -> pa.Array:
-    if isinstance(array, pa.ExtensionArray):
-        return array.storage
-    return array

@@ -19,10 +19,9 @@ from typing import IO, TYPE_CHECKING, Any
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
 from featurestore.model.threads import independent_tasks
-from featurestore.storage import local
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.local import LocalStorage
+from featurestore.storage.local import LocalStorage, sync_path
 from featurestore.storage.location import Location, is_uri, require_local, scheme_of
 from featurestore.storage.protection import link_error
 from featurestore.storage.remote import RemoteStorage
@@ -34,6 +33,8 @@ _LOCAL = LocalStorage()
 _REMOTE = RemoteStorage()
 
 _PARALLEL_UPLOADS = 8
+# Disks serve several requests concurrently; more threads than this do not help.
+_SYNC_THREADS = 8
 # The process that made each temporary directory.
 _temporary_directories: dict[str, int] = {}
 
@@ -169,7 +170,16 @@ def sync(paths: Iterable[str]) -> None:
 
     Files are synced concurrently, each directory once.
     """
-    local.sync(path for path in paths if storage_for(path).is_local)
+    local_files = [path for path in paths if storage_for(path).is_local]
+    folders = sorted({os.path.dirname(path) for path in local_files})
+    # Files first: a synced directory entry must not refer to content that is not on disk.
+    for batch in (local_files, folders):
+        if len(batch) == 1:
+            sync_path(batch[0])
+        elif batch:
+            threads = min(_SYNC_THREADS, len(batch))
+            with independent_tasks(threads, "featurestore-sync") as pool:
+                list(pool.map(sync_path, batch))
 
 
 def rename(source: str, target: str) -> None:

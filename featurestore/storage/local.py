@@ -9,14 +9,13 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
-from featurestore.model.threads import independent_tasks
 from featurestore.storage import protection
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = ".tmp"
-# Disks serve several requests concurrently; more threads than this do not help.
-_SYNC_THREADS = 8
 # Number of new bytes in a growing file after which the kernel is made to write them.
 _WRITEBACK_BYTES = 4 << 20
 
@@ -79,7 +76,7 @@ class LocalStorage:
         # reported as a failed write.
         self._write(path, data, durable=True)
         with warn_after_publication(f"The file {path!r}"):
-            _sync_directory(os.path.dirname(path))
+            sync_path(os.path.dirname(path))
 
     def replace(self, path: str, data: bytes) -> None:
         self._write(path, data, durable=False)
@@ -96,7 +93,7 @@ class LocalStorage:
             with suppress(OSError):
                 os.unlink(temporary)
         with warn_after_publication(f"The file {path!r}"):
-            _sync_directory(os.path.dirname(path))
+            sync_path(os.path.dirname(path))
         return True
 
     @contextmanager
@@ -253,8 +250,11 @@ class LocalStorage:
             except FileNotFoundError:
                 return False
             except OSError as error:
+                reason = error.strerror or str(error)
+                if error.filename is not None:
+                    reason = f"{error.strerror} ({error.filename})"
                 raise StorageError(
-                    f"Cannot remove {path!r}: {_error_reason(error)}.",
+                    f"Cannot remove {path!r}: {reason}.",
                     hint="check permissions, and that no directory of the store is a symbolic link",
                 ) from error
         return True
@@ -364,23 +364,6 @@ def remove_by_path(below: str, names: Sequence[str]) -> bool:
     return True
 
 
-def sync(paths: Iterable[str]) -> None:
-    """Fsync files and their parent directories.
-
-    Files are synced concurrently, each directory once.
-    """
-    files = list(paths)
-    folders = sorted({os.path.dirname(path) for path in files})
-    # Files first: a synced directory entry must not refer to content that is not on disk.
-    for batch in (files, folders):
-        if len(batch) == 1:
-            sync_path(batch[0])
-        elif batch:
-            threads = min(_SYNC_THREADS, len(batch))
-            with independent_tasks(threads, "featurestore-sync") as pool:
-                list(pool.map(sync_path, batch))
-
-
 def sync_path(path: str) -> None:
     """Sync a file or a directory to disk."""
     if not _OPENS_DIRECTORIES and os.path.isdir(path):
@@ -399,21 +382,15 @@ def sync_path(path: str) -> None:
             os.close(handle)
 
 
-def _sync_directory(directory: str) -> None:
-    if not _OPENS_DIRECTORIES:
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _remove_tree(name: str, parent: int) -> None:
     """Remove a directory and as many of its files as possible; raise OSError if any remain."""
     # The first pass removes what it can; the second collects the errors of what remains. Without a
     # handler, rmtree of Python 3.13 replaces the name of the file in an error by that of its folder.
     shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return
     errors: list[OSError] = []
 
     def collect_error(_function: object, path: str, reported: Any) -> None:
@@ -427,13 +404,6 @@ def _remove_tree(name: str, parent: int) -> None:
     shutil.rmtree(name, dir_fd=parent, **handler)
     if errors:
         raise errors[0]
-
-
-def _error_reason(error: OSError) -> str:
-    """Return the reason of an error, and the name of the affected file."""
-    if error.filename is None:
-        return error.strerror or str(error)
-    return f"{error.strerror} ({error.filename})"
 
 
 def _open_directory(name: str, parent: int | None, handles: ExitStack) -> int:

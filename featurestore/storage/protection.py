@@ -211,9 +211,13 @@ def check_links(path: str) -> None:
         StorageError: A part is a symbolic link, or the path is a pipe, a socket or a device, which
             could block a reader.
     """
-    location = _location_of(path)
-    if location is None:
-        return
+    # The innermost protected location above the path.
+    location = os.path.dirname(path)
+    while location not in _locations:
+        parent = os.path.dirname(location)
+        if parent == location:
+            return
+        location = parent
     component = location
     for name in path[len(location) + 1 :].split(os.sep):
         component = os.path.join(component, name)
@@ -235,14 +239,3 @@ def link_error(path: str) -> StorageError:
         f"{path!r} is a symbolic link, which a store must not contain.",
         hint="replace the link with a copy of the file",
     )
-
-
-def _location_of(path: str) -> str | None:
-    """Return the innermost protected location above a path, or None."""
-    folder = os.path.dirname(path)
-    while folder not in _locations:
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            return None
-        folder = parent
-    return folder

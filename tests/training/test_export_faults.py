@@ -182,14 +182,14 @@ def test_running_export_keeps_its_version_reserved(empty_store: FeatureStore) ->
 def test_export_failed_sync_after_manifest_warns(
     empty_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync_directory = local._sync_directory
+    sync_path = local.sync_path
 
     def failing(directory: str) -> None:
         if is_finished(directory):
             raise OSError(5, "Input/output error", directory)
-        sync_directory(directory)
+        sync_path(directory)
 
-    monkeypatch.setattr(local, "_sync_directory", failing)
+    monkeypatch.setattr(local, "sync_path", failing)
     with pytest.warns(PublicationWarning, match="became visible, but"):
         dataset = empty_store.create_training_dataset(example(100), "d", key=["at"])
     assert dataset.verify().ok

@@ -100,6 +100,17 @@ class StepRange:
         return batches.reshape(-1)
 
 
+@dataclass(frozen=True)
+class WorkerSteps:
+    """The steps of one worker in several epochs, of which the first may start at ``start_step``."""
+
+    epochs: int = 1
+    start_epoch: int = 0
+    start_step: int = 0
+    worker: int = 0
+    workers: int = 1
+
+
 class StepRanges(Sequence[StepRange]):
     """The step ranges of several epochs.
 
@@ -110,22 +121,18 @@ class StepRanges(Sequence[StepRange]):
     def __init__(
         self,
         order: ReaderOrder,
-        epochs: int,
+        worker_steps: WorkerSteps,
         *,
-        worker: int,
-        workers: int,
-        start_epoch: int,
-        start_step: int,
         max_steps_per_range: int,
         steps: int | None = None,
     ) -> None:
-        order.check_workers(worker, workers)
+        self._worker, self._workers = worker_steps.worker, worker_steps.workers
+        order.check_workers(self._worker, self._workers)
         self._order = order
-        self._worker, self._workers = worker, workers
-        self._start_epoch = start_epoch
+        self._start_epoch, start_step = worker_steps.start_epoch, worker_steps.start_step
         total = order.steps_per_epoch
         if steps is None:
-            steps = epochs * total - start_step
+            steps = worker_steps.epochs * total - start_step
         stop = start_step + max(0, steps)
         self._first = list(
             pairwise(
@@ -138,7 +145,8 @@ class StepRanges(Sequence[StepRange]):
         self._last = list(pairwise([*range(0, last_steps, max_steps_per_range), last_steps]))
         self._last_epoch = complete_epochs
         self._count = len(self._first) + complete_epochs * len(self._later) + len(self._last)
-        self._worker_epochs = {start_epoch: WorkerEpoch(order.epoch(start_epoch), worker, workers)}
+        first_epoch = WorkerEpoch(order.epoch(self._start_epoch), self._worker, self._workers)
+        self._worker_epochs = {self._start_epoch: first_epoch}
 
     def __len__(self) -> int:
         return self._count

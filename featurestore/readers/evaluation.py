@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
+from featurestore.readers.batches import WorkerSteps
 from featurestore.readers.columns import NumpyArray, Tensor
 from featurestore.readers.order import PADDING, Rows
 from featurestore.readers.tensorflow import KerasModel, TfDataset, import_tensorflow
@@ -85,7 +86,7 @@ def _evaluate_keras(
     from featurestore.readers.keras_losses import weight_losses_by_rows
     from featurestore.readers.tensorflow import (
         average_replicas,
-        distribute_unpadded,
+        distribute,
         has_parameter_servers,
         keras_module,
         multi_replica_strategy,
@@ -111,7 +112,7 @@ def _evaluate_keras(
         # Keras also runs replicas that have no rows, and Keras 3 cannot build a model from batches
         # that are distributed over several workers.
         with average_replicas(model, strategy):
-            dataset = distribute_unpadded(complete_reader, strategy)
+            dataset = distribute(complete_reader, strategy, WorkerSteps(), unpadded=True)
             return _evaluate_by_steps(
                 model, dataset, options, run=strategy.run, after_batch=after_batch
             )
@@ -126,7 +127,8 @@ def _evaluate_keras(
     # single-worker dataset again, so that each worker would see only some of its rows.
     options["steps"] = complete_reader.steps_per_epoch
     with average_replicas(model, strategy):
-        return model.evaluate(distribute_unpadded(complete_reader, strategy), **options)
+        dataset = distribute(complete_reader, strategy, WorkerSteps(), unpadded=True)
+        return model.evaluate(dataset, **options)
 
 
 def _evaluate_by_function(

@@ -21,6 +21,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.model.arguments import calling_frame
+from featurestore.readers.batches import WorkerSteps
 from featurestore.readers.evaluation import balance_over_replicas, has_empty_replica
 from featurestore.readers.keras_losses import weight_losses_by_rows
 from featurestore.readers.tensorflow import (
@@ -28,7 +29,6 @@ from featurestore.readers.tensorflow import (
     Strategy,
     TfDataset,
     distribute,
-    distribute_unpadded,
     has_parameter_servers,
     import_tensorflow,
     keras_module,
@@ -76,9 +76,7 @@ _SCHEDULE = (
 )
 
 
-def distribute_for_keras(
-    reader: Reader, strategy: Strategy, epochs: int, *, start_epoch: int, start_step: int
-) -> Any:
+def distribute_for_keras(reader: Reader, strategy: Strategy, steps: WorkerSteps) -> TfDataset:
     """Return a distributed dataset that yields no padding to Keras ``evaluate``.
 
     Raises:
@@ -90,15 +88,14 @@ def distribute_for_keras(
             "Each worker of a ParameterServerStrategy would read all rows of a distributed dataset.",
             hint=_SCHEDULE,
         )
-    start = {"start_epoch": start_epoch, "start_step": start_step}
-    make_dataset = partial(distribute, reader, strategy, epochs, **start)
+    make_dataset = partial(distribute, reader, strategy, steps)
     dataset = make_dataset()
     if reader.order.remainder != "pad":
         return _attach_reader(
             dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=lambda: dataset
         )
 
-    def make_evaluation_dataset() -> Any:
+    def make_evaluation_dataset() -> TfDataset:
         replicas, batch = strategy.num_replicas_in_sync, reader.global_batch_size
         if has_empty_replica(reader, replicas, batch=batch):
             raise ReaderConfigError(
@@ -106,28 +103,19 @@ def distribute_for_keras(
                 "replicas without rows, and TensorFlow convolutions fail on empty batches.",
                 hint="reader.evaluate(model), or checkpoint.fit(model, epochs, validation=reader)",
             )
-        if start_step:  # a partial epoch must follow the reader's order
-            return distribute_unpadded(reader, strategy, epochs, **start)
-        balanced_reader = balance_over_replicas(reader, replicas, batch=batch)
-        return distribute_unpadded(balanced_reader, strategy, epochs, start_epoch=start_epoch)
+        read = reader
+        if not steps.start_step:  # a partial epoch must follow the reader's order
+            read = balance_over_replicas(reader, replicas, batch=batch)
+        return distribute(read, strategy, steps, unpadded=True)
 
     return _attach_reader(
         dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
     )
 
 
-def dataset_for_keras(reader: Reader, epochs: int, *, start_epoch: int, start_step: int) -> Any:
+def dataset_for_keras(reader: Reader, steps: WorkerSteps) -> TfDataset:
     """Return a single-process dataset that yields no padding to Keras ``evaluate``."""
-    make_dataset = partial(
-        tf_dataset,
-        reader,
-        epochs,
-        worker=0,
-        workers=1,
-        start_epoch=start_epoch,
-        start_step=start_step,
-        replicas=1,
-    )
+    make_dataset = partial(tf_dataset, reader, steps)
     dataset = make_dataset()
     if reader.order.remainder == "drop" and not has_bytes_labels(reader.columns):
         return dataset

@@ -18,7 +18,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import missing_extra
-from featurestore.readers.batches import Packing
+from featurestore.readers.batches import Packing, WorkerSteps
 from featurestore.readers.columns import NumpyArray, Ragged
 
 if TYPE_CHECKING:
@@ -80,14 +80,7 @@ class EpochBlocks:
 
     def read(self, start: int, stop: int) -> Iterator[pa.Table]:
         """Yield the rows of steps ``[start, stop)``, one table for each step range."""
-        ranges = self.reader.step_ranges(
-            1,
-            worker=0,
-            workers=1,
-            start_epoch=self.epoch,
-            start_step=start,
-            steps=stop - start,
-        )
+        ranges = self.reader.step_ranges(WorkerSteps(1, self.epoch, start), steps=stop - start)
         for _, arrays in self.reader.read(ranges):
             yield self._table(arrays)
 

@@ -19,7 +19,7 @@ from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.format import RecordChecksums, find_format
-from featurestore.readers.batches import Blocks, Iterations, StepRange, StepRanges
+from featurestore.readers.batches import Blocks, Iterations, StepRange, StepRanges, WorkerSteps
 from featurestore.readers.blocks import PackedBlocks, RecordBlocks, WindowBlocks
 from featurestore.readers.class_weights import (
     ClassWeighting,
@@ -189,10 +189,7 @@ class Reader:
         [38.5, 39.0] [False, True]
         """
         # This method is not a generator, so that errors about arguments are raised immediately.
-        ranges = self.step_ranges(
-            1, worker=worker, workers=workers, start_epoch=epoch, start_step=start_step
-        )
-        return self._batches(ranges)
+        return self._batches(self.step_ranges(WorkerSteps(1, epoch, start_step, worker, workers)))
 
     def _batches(self, ranges: StepRanges) -> Iterator[Batch]:
         for steps, arrays in self.read(ranges):
@@ -389,16 +386,9 @@ class Reader:
                 "checkpoint.fit(model, epochs, validation=reader); "
                 "reader.tf_dataset(worker=0, workers=1) reads all rows in each worker"
             )
-            return dataset_for_keras(self, epochs, start_epoch=start_epoch, start_step=start_step)
-        return tf_dataset(
-            self,
-            epochs,
-            worker=worker or 0,
-            workers=1 if workers is None else workers,
-            start_epoch=start_epoch,
-            start_step=start_step,
-            replicas=1,
-        )
+            return dataset_for_keras(self, WorkerSteps(epochs, start_epoch, start_step))
+        workers = 1 if workers is None else workers
+        return tf_dataset(self, WorkerSteps(epochs, start_epoch, start_step, worker or 0, workers))
 
     def distribute(
         self, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
@@ -428,9 +418,7 @@ class Reader:
         """
         from featurestore.readers.keras import distribute_for_keras
 
-        return distribute_for_keras(
-            self, strategy, epochs, start_epoch=start_epoch, start_step=start_step
-        )
+        return distribute_for_keras(self, strategy, WorkerSteps(epochs, start_epoch, start_step))
 
     def torch_dataset(
         self,
@@ -465,14 +453,7 @@ class Reader:
         """
         from featurestore.readers.torch import ReaderDataset
 
-        return ReaderDataset(
-            self,
-            epochs,
-            rank=rank,
-            world_size=world_size,
-            start_epoch=start_epoch,
-            start_step=start_step,
-        )
+        return ReaderDataset(self, WorkerSteps(epochs, start_epoch, start_step, rank, world_size))
 
     def torch_loader(
         self,
@@ -525,11 +506,9 @@ class Reader:
         )
         return ReaderLoader(
             self,
-            epochs,
+            WorkerSteps(epochs, start_epoch, start_step),
             rank=rank,
             world_size=world_size,
-            start_epoch=start_epoch,
-            start_step=start_step,
             options=options,
         )
 
@@ -668,40 +647,28 @@ class Reader:
                 hint=f"0 to {self.steps_per_epoch}",
             )
 
-    def iterations(
-        self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int
-    ) -> Iterations:
+    def iterations(self, worker_steps: WorkerSteps) -> Iterations:
         """Return the step ranges of each iteration over a dataset.
 
-        The first iteration begins at ``start_step`` of ``start_epoch``.
+        The first iteration has the steps of the worker.
         """
-        total = self.steps_per_epoch
-        steps = max(0, epochs * total - start_step)
+        first, total = worker_steps, self.steps_per_epoch
+        steps = max(0, first.epochs * total - first.start_step)
 
         def ranges_for_iteration(iteration: int) -> StepRanges:
-            epoch, step = start_epoch, start_step
+            epoch, step = first.start_epoch, first.start_step
             if iteration and total:
-                complete_epochs, step = divmod(start_step + iteration * steps, total)
+                complete_epochs, step = divmod(step + iteration * steps, total)
                 epoch += complete_epochs
-            return self.step_ranges(
-                epochs,
-                worker=worker,
-                workers=workers,
-                start_epoch=epoch,
-                start_step=step,
-                steps=steps,
-            )
+            own_steps = WorkerSteps(first.epochs, epoch, step, first.worker, first.workers)
+            return self.step_ranges(own_steps, steps=steps)
 
         return Iterations(ranges_for_iteration)
 
     def step_ranges(
         self,
-        epochs: int,
+        worker_steps: WorkerSteps,
         *,
-        worker: int,
-        workers: int,
-        start_epoch: int,
-        start_step: int,
         steps: int | None = None,
         max_bytes: int = _RANGE_BYTES,
     ) -> StepRanges:
@@ -713,18 +680,10 @@ class Reader:
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or the step does not exist.
         """
-        self.order.check_workers(worker, workers)
-        self.check_step(start_step)
-        return StepRanges(
-            self.order,
-            epochs,
-            worker=worker,
-            workers=workers,
-            start_epoch=start_epoch,
-            start_step=start_step,
-            max_steps_per_range=self.steps_at_once(workers, max_bytes=max_bytes),
-            steps=steps,
-        )
+        self.order.check_workers(worker_steps.worker, worker_steps.workers)
+        self.check_step(worker_steps.start_step)
+        limit = self.steps_at_once(worker_steps.workers, max_bytes=max_bytes)
+        return StepRanges(self.order, worker_steps, max_steps_per_range=limit, steps=steps)
 
     def steps_at_once(self, workers: int, *, max_bytes: int = _RANGE_BYTES) -> int:
         """Return the maximum number of steps per range.

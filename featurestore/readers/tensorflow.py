@@ -20,7 +20,7 @@ import numpy as np
 
 from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.runtime import ForkSafeLock, usable_cores
-from featurestore.readers.batches import Blocks, Iterations, Packing
+from featurestore.readers.batches import Blocks, Iterations, Packing, WorkerSteps
 from featurestore.readers.blocks import PackedBlocks
 from featurestore.readers.columns import PADDING_WEIGHT, NumpyArray, NumpyDtype, Tensor, to_ragged
 from featurestore.readers.heartbeat import await_at_exit
@@ -62,22 +62,14 @@ def import_tensorflow() -> Any:
 
 
 def tf_dataset(
-    reader: Reader,
-    epochs: int,
-    *,
-    worker: int,
-    workers: int,
-    start_epoch: int,
-    start_step: int,
-    replicas: int,
-    unpadded: bool = False,
-) -> Any:
+    reader: Reader, worker_steps: WorkerSteps, *, replicas: int = 1, unpadded: bool = False
+) -> TfDataset:
     """Return the dataset of one worker.
 
     With several replicas, each step is split into one element per replica, in order. ``unpadded``
     removes the padding rows of ``remainder="pad"``; then the last elements are shorter or empty.
     """
-    tf = import_tensorflow()
+    tf, workers = import_tensorflow(), worker_steps.workers
     batch = reader.order.worker_batch(workers) if workers > 0 else 0
     if replicas > 1 and batch % replicas:
         raise ReaderConfigError(
@@ -95,11 +87,8 @@ def tf_dataset(
     single_step_ranges = replicas == 1 and reader.steps_at_once(workers) == 1
     removes_padding = unpadded or reader.order.remainder == "keep"
     builder = _DatasetBuilder(reader, tf, packing, single_step_ranges, removes_padding)
-    iterations = reader.iterations(
-        epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
-    )
-    dataset = builder.dataset(iterations)
-    steps = max(0, reader.steps_per_epoch * epochs - start_step) * replicas
+    dataset = builder.dataset(reader.iterations(worker_steps))
+    steps = reader.steps_per_epoch * worker_steps.epochs - worker_steps.start_step
     options = tf.data.Options()
     # Each worker's dataset has only its own rows, so sharding it again would lose rows.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -108,7 +97,7 @@ def tf_dataset(
     # second for its thread.
     options.autotune.enabled = False
     # TensorFlow cannot infer the number of elements, which Keras uses as the number of steps.
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(max(0, steps) * replicas))
     return dataset.prefetch(2 * replicas).with_options(options)
 
 
@@ -402,50 +391,23 @@ class _DroppableBlocks:
 
 
 def distribute(
-    reader: Reader, strategy: Strategy, epochs: int, *, start_epoch: int, start_step: int
-) -> Any:
-    """Return a distributed dataset in which each input pipeline reads its own lanes."""
+    reader: Reader, strategy: Strategy, steps: WorkerSteps, *, unpadded: bool = False
+) -> TfDataset:
+    """Return a distributed dataset in which each input pipeline reads its own lanes.
+
+    ``unpadded`` removes padding rows, so that the last batches of an epoch are short. The reader's
+    order must then be padded, and the numbers of workers and replicas must divide its global batch
+    size.
+    """
     import_tensorflow()
 
-    def worker_dataset(context: Any) -> Any:
+    def worker_dataset(context: Any) -> TfDataset:
+        worker, workers = context.input_pipeline_id, context.num_input_pipelines
         return tf_dataset(
             reader,
-            epochs,
-            worker=context.input_pipeline_id,
-            workers=context.num_input_pipelines,
-            start_epoch=start_epoch,
-            start_step=start_step,
-            replicas=context.num_replicas_in_sync // context.num_input_pipelines,
-        )
-
-    return strategy.distribute_datasets_from_function(worker_dataset)
-
-
-def distribute_unpadded(
-    reader: Reader,
-    strategy: Strategy,
-    epochs: int = 1,
-    *,
-    start_epoch: int = 0,
-    start_step: int = 0,
-) -> Any:
-    """Return a distributed dataset without padding; the last batches of an epoch are short.
-
-    The reader's order must be padded, and the numbers of workers and replicas must divide its
-    global batch size.
-    """
-
-    def worker_dataset(context: Any) -> Any:
-        pipelines = context.num_input_pipelines
-        return tf_dataset(
-            reader,
-            epochs,
-            worker=context.input_pipeline_id,
-            workers=pipelines,
-            start_epoch=start_epoch,
-            start_step=start_step,
-            replicas=context.num_replicas_in_sync // pipelines,
-            unpadded=True,
+            WorkerSteps(steps.epochs, steps.start_epoch, steps.start_step, worker, workers),
+            replicas=context.num_replicas_in_sync // workers,
+            unpadded=unpadded,
         )
 
     return strategy.distribute_datasets_from_function(worker_dataset)

@@ -17,7 +17,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError, UnsupportedType, listing
 from featurestore.model.json_object import JsonDict, JsonMapping
-from featurestore.readers.batches import StepRange
+from featurestore.readers.batches import StepRange, WorkerSteps
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
     NumpyArray,
@@ -61,27 +61,17 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
     order for any number of workers. Iterating again reads the next epochs.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        epochs: int,
-        *,
-        rank: int,
-        world_size: int,
-        start_epoch: int,
-        start_step: int,
-    ) -> None:
+    def __init__(self, reader: Reader, steps: WorkerSteps) -> None:
         require_torch()
         refuse_strings(reader)
-        reader.check_step(start_step)
-        reader.order.check_workers(rank, world_size)
+        reader.check_step(steps.start_step)
+        reader.order.check_workers(steps.worker, steps.workers)
         total = reader.steps_per_epoch
         self.reader = reader
-        self.rank, self.world_size = rank, world_size
-        self._steps = epochs * total
-        self._position = Position(
-            start_epoch * total + start_step, first=start_epoch * total, steps=self._steps
-        )
+        self.rank, self.world_size = steps.worker, steps.workers
+        self._steps = steps.epochs * total
+        first = steps.start_epoch * total
+        self._position = Position(first + steps.start_step, first=first, steps=self._steps)
         self._iteration: Iteration | None = None
         self._loaded: Iteration | None = None
         # Maximum size of the ranges that worker processes yield, for a loader that splits them; with
@@ -176,11 +166,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             return
         epoch, step = divmod(iteration.begin, total)
         ranges = self.reader.step_ranges(
-            1,
-            worker=self.rank,
-            workers=self.world_size,
-            start_epoch=epoch,
-            start_step=step,
+            WorkerSteps(1, epoch, step, self.rank, self.world_size),
             steps=iteration.end - iteration.begin,
             max_bytes=self.transferred_bytes,
         )
@@ -202,12 +188,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             return
         epoch, step = divmod(first, total)
         ranges: Iterable[StepRange] = self.reader.step_ranges(
-            1,
-            worker=self.rank,
-            workers=self.world_size,
-            start_epoch=epoch,
-            start_step=step,
-            steps=iteration.end - first,
+            WorkerSteps(1, epoch, step, self.rank, self.world_size), steps=iteration.end - first
         )
         if iteration.workers > 1:
             ranges = _every_nth_step(iteration.workers, ranges)
@@ -335,12 +316,10 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
     def __init__(
         self,
         reader: Reader,
-        epochs: int,
+        steps: WorkerSteps,
         *,
         rank: int | None,
         world_size: int | None,
-        start_epoch: int,
-        start_step: int,
         options: LoaderOptions,
     ) -> None:
         if (rank is None) != (world_size is None):
@@ -349,15 +328,11 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
                 hint="torch_loader(rank=0, world_size=2), or neither, to use torch.distributed",
             )
         self._has_rank = rank is not None
-        self._next = self._end = start_epoch * reader.steps_per_epoch + start_step
-        dataset = ReaderDataset(
-            reader,
-            epochs,
-            rank=rank or 0,
-            world_size=world_size or 1,
-            start_epoch=start_epoch,
-            start_step=start_step,
+        self._next = self._end = steps.start_epoch * reader.steps_per_epoch + steps.start_step
+        own_steps = WorkerSteps(
+            steps.epochs, steps.start_epoch, steps.start_step, rank or 0, world_size or 1
         )
+        dataset = ReaderDataset(reader, own_steps)
         if options.num_workers > 0:
             prefetched = options.num_workers * (options.prefetch_factor or _PREFETCH_FACTOR)
             dataset.transferred_bytes = max(1, _SHARED_BYTES // prefetched)
@@ -447,7 +422,7 @@ def evaluate_by_function(
     sums: dict[str, float] = {}
     weights = 0.0
     builder = ElementBuilder(reader, removes_padding=True)
-    steps_of_rank = reader.step_ranges(1, worker=rank, workers=ranks, start_epoch=0, start_step=0)
+    steps_of_rank = reader.step_ranges(WorkerSteps(worker=rank, workers=ranks))
     with torch.no_grad():
         for steps, arrays in reader.read(steps_of_rank):
             size = steps.worker_epoch.batch_rows

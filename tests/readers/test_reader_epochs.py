@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.readers import Reader
-from featurestore.readers.batches import Iterations, StepRanges
+from featurestore.readers.batches import Iterations, StepRanges, WorkerSteps
 from featurestore.readers.order import ReaderOrder
 from tests.readers.conftest import ROWS, Example
 from tests.readers.example_datasets import ROW
@@ -132,11 +132,7 @@ def test_iterations_read_all_steps_of_epochs_in_turn(
         passed, step = divmod(start_step + iteration * count, total)
         return StepRanges(
             order,
-            epochs,
-            worker=0,
-            workers=1,
-            start_epoch=start_epoch + passed,
-            start_step=step,
+            WorkerSteps(epochs, start_epoch + passed, step),
             max_steps_per_range=most,
             steps=count,
         )
@@ -153,7 +149,7 @@ def test_iterations_read_all_steps_of_epochs_in_turn(
 
 def test_iteration_steps_independent_of_waiting_iterations(example: Example) -> None:
     reader = open_example(example)
-    iterations = reader.iterations(2, worker=0, workers=1, start_epoch=1, start_step=3)
+    iterations = reader.iterations(WorkerSteps(2, 1, 3))
     later = [iterations[number] for number in (9, 0, 5)]
     again = [iterations[number] for number in (9, 0, 5)]
     for first, second in zip(later, again, strict=True):

@@ -13,6 +13,7 @@ import pytest
 
 from featurestore.errors import DatasetDamaged, ManifestMismatch, ReaderConfigError
 from featurestore.readers import resume
+from featurestore.readers.batches import WorkerSteps
 from tests.readers.conftest import Example
 from tests.readers.example_datasets import long_dataset, truncate_shards
 from tests.torch.elements import as_elements, open_numbers, plain, row_ids
@@ -125,11 +126,7 @@ def test_torch_loader_workers_send_ranges_in_one_segment(
             starts = [column.untyped_storage().data_ptr() for column in columns]
             columns_by_range.setdefault(starts[0], set()).update(starts)
     ranges = reader.step_ranges(
-        1,
-        worker=0,
-        workers=1,
-        start_epoch=0,
-        start_step=3,
+        WorkerSteps(start_step=3),
         steps=len(expected),
         max_bytes=max(1, shared_bytes // (2 * workers)),
     )

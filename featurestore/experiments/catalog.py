@@ -13,7 +13,7 @@ from featurestore.errors import FeatureStoreError
 from featurestore.experiments import run_files
 from featurestore.model.arguments import warn_caller
 from featurestore.model.json_object import MalformedJson
-from featurestore.model.run_record import METRICS_FILE, MetricValue, RunRecord, parse_metrics
+from featurestore.model.run_record import METRICS_FILE, MetricValue, RunRecord, State, parse_metrics
 from featurestore.model.times import utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import experiments as index
@@ -55,6 +55,13 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
     with warn_after_publication(f"Run {ids}"), session.registry.transaction() as connection:
         for record in records:
             index.register(connection, record)
+
+
+def save_failure(session: Session, record: RunRecord, error: BaseException) -> None:
+    """Save a run or a study as failed or interrupted by an error of its driver."""
+    # Ctrl-C also ends a run; otherwise its record would remain in the state "running".
+    state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    save(session, record.end(state, reason=f"{type(error).__name__}: {error}".rstrip(": ")))
 
 
 def load(session: Session, run_id: str) -> RunRecord:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from featurestore.experiments.record_api import session_of
 from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
+    from featurestore.experiments.functions import TrainFunction
+    from featurestore.experiments.launching import LaunchRequest
     from featurestore.experiments.run import Run
     from featurestore.experiments.status import Listener
     from featurestore.plugins.launcher import Launcher
@@ -16,12 +18,9 @@ if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
 
 
-TrainFn = Callable[..., Any]
-
-
 @with_suggestions
 def launch(
-    train_fn: TrainFn,
+    train_fn: TrainFunction,
     *,
     dataset: TrainingDataset | None = None,
     params: Mapping[str, Any] | None = None,
@@ -64,9 +63,11 @@ def launch(
     >>> run.state, run.history("seats")
     ('finished', {0: 15.0, 1: 15.0})
     """
-    return _launch(
-        "launch",
+    from featurestore.experiments.launching import LaunchRequest
+
+    request = LaunchRequest(
         train_fn,
+        "launch",
         dataset=dataset,
         params=params,
         name=name,
@@ -74,14 +75,14 @@ def launch(
         retries=retries,
         seed=seed,
         environment=environment,
-        store=store,
         progress=progress,
     )
+    return _launch(request, store)
 
 
 @with_suggestions
 def collective_all_reduce(
-    train_fn: TrainFn,
+    train_fn: TrainFunction,
     *,
     workers: int,
     dataset: TrainingDataset | None = None,
@@ -124,9 +125,11 @@ def collective_all_reduce(
     >>> run.metrics  # doctest: +SKIP
     {'rows': 1.0}
     """
-    return _launch(
-        "collective_all_reduce",
+    from featurestore.experiments.launching import LaunchRequest
+
+    request = LaunchRequest(
         train_fn,
+        "collective_all_reduce",
         dataset=dataset,
         params=params,
         name=name,
@@ -136,14 +139,14 @@ def collective_all_reduce(
         retries=retries,
         seed=seed,
         environment=environment,
-        store=store,
         progress=progress,
     )
+    return _launch(request, store)
 
 
 @with_suggestions
 def mirrored(
-    train_fn: TrainFn,
+    train_fn: TrainFunction,
     *,
     dataset: TrainingDataset | None = None,
     params: Mapping[str, Any] | None = None,
@@ -165,9 +168,11 @@ def mirrored(
     >>> experiments.mirrored(train_fn).metrics  # doctest: +SKIP
     {'devices': 1.0}
     """
-    return _launch(
-        "mirrored",
+    from featurestore.experiments.launching import LaunchRequest
+
+    request = LaunchRequest(
         train_fn,
+        "mirrored",
         dataset=dataset,
         params=params,
         name=name,
@@ -176,14 +181,14 @@ def mirrored(
         retries=retries,
         seed=seed,
         environment=environment,
-        store=store,
         progress=progress,
     )
+    return _launch(request, store)
 
 
 @with_suggestions
 def parameter_server(
-    train_fn: TrainFn,
+    train_fn: TrainFunction,
     *,
     workers: int,
     servers: int = 1,
@@ -236,9 +241,11 @@ def parameter_server(
     >>> dataset = store.get_training_dataset("late_flights")
     >>> run = experiments.parameter_server(train_fn, dataset=dataset, workers=2)  # doctest: +SKIP
     """
-    return _launch(
-        "parameter_server",
+    from featurestore.experiments.launching import LaunchRequest
+
+    request = LaunchRequest(
         train_fn,
+        "parameter_server",
         dataset=dataset,
         params=params,
         name=name,
@@ -249,16 +256,14 @@ def parameter_server(
         retries=retries,
         seed=seed,
         environment=environment,
-        store=store,
         progress=progress,
     )
+    return _launch(request, store)
 
 
-def _launch(call_name: str, train_fn: TrainFn, **options: Any) -> Run:
-    from featurestore.experiments.launching import LaunchRequest, launch
+def _launch(request: LaunchRequest, store: FeatureStore | None) -> Run:
+    from featurestore.experiments.launching import launch
     from featurestore.experiments.run import Run
 
-    session = session_of(options.pop("store"), options["dataset"])
-    options["params"] = options["params"] or {}
-    options["environment"] = options["environment"] or {}
-    return Run(session, launch(session, LaunchRequest(train_fn, call_name, **options)))
+    session = session_of(store, request.dataset)
+    return Run(session, launch(session, request))

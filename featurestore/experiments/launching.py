@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from featurestore.errors import (
     FeatureStoreError,
@@ -28,8 +28,8 @@ from featurestore.experiments.status import (
 )
 from featurestore.experiments.tasks import CHIEF, PARAMETER_SERVER, Fold, Member, Task, members
 from featurestore.model.arguments import warn_caller
-from featurestore.model.json_object import JsonMapping
-from featurestore.model.run_record import RunDataset, RunRecord
+from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.run_record import RunDataset, RunRecord, State
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher
 from featurestore.readers.checkpoint import newest_checkpoint
@@ -46,15 +46,15 @@ _MAX_SEED = 2**63
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A request to launch a run.
+    """A request to launch a run, or the trials of a study.
 
-    ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server".
+    ``kind`` is the name of the call. ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server".
     """
 
     function: TrainFunction
     kind: str
     dataset: TrainingDataset | None = None
-    params: JsonMapping = field(default_factory=dict)
+    params: JsonMapping | None = None
     name: str | None = None
     on: str | Launcher = "local"
     workers: int = 1
@@ -62,12 +62,8 @@ class LaunchRequest:
     strategy: str = "none"
     retries: int = 0
     seed: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = field(default=None, repr=False)
     progress: bool | Listener | None = None
-    without: tuple[str, ...] = ()
-    without_layers: tuple[str, ...] = ()
-    parent: str | None = None
-    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,30 +92,37 @@ def launch(session: Session, request: LaunchRequest) -> RunRecord:
         RunFailed: The function failed, or its workers died more often than ``retries`` allows.
     """
     launcher = find_launcher(request.on)
-    dumped = check_request(request, launcher)
-    record = new_record(request, launcher)
+    dumped = check_request(request, launcher, request.params, workers=request.workers)
+    record = new_record(request, settings=launch_settings(request, launcher))
     catalog.save(session, record)
-    execution = _Execution(
-        session, record, launcher, dumped, request.environment, progress=request.progress
+    environment = request.environment or {}
+    return run_attempts(
+        _Execution(session, record, launcher, dumped, environment, progress=request.progress)
     )
-    return run_attempts(execution)
 
 
-def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
-    """Check a launch request and return the pickled function."""
-    check_integer("workers", request.workers, minimum=1, maximum=_MAX_WORKERS)
+def check_request(
+    request: LaunchRequest, launcher: Launcher, params: JsonMapping | None, *, workers: int
+) -> bytes:
+    """Check a launch request and return the pickled function.
+
+    Args:
+        request: The request.
+        launcher: The launcher of the workers.
+        params: The parameters of the function; a search does not know the values.
+        workers: The number of processes that run the function at the same time.
+    """
+    check_integer("workers", workers, minimum=1, maximum=_MAX_WORKERS)
     if request.strategy == PARAMETER_SERVER:
         check_integer("servers", request.servers, minimum=1, maximum=_MAX_WORKERS)
     check_integer("retries", request.retries, minimum=0, maximum=_MAX_SEED)
     check_integer("seed", request.seed, minimum=0, maximum=_MAX_SEED)
-    params = functions.check_params(request.params)
-    functions.check_function(request.function, params)
+    functions.check_function(request.function, functions.check_params(params))
     # Workers of other launchers may run on machines that do not have the user's modules.
     dumped = functions.dump_function(request.function, by_value=launcher.name != "local")
     if request.dataset is not None:
         check_dataset(request.dataset)
-        check_features(request.dataset, request.without)
-    launcher.check(len(members(request.strategy, request.workers, request.servers)))
+    launcher.check(len(members(request.strategy, workers, request.servers)))
     return dumped
 
 
@@ -158,10 +161,26 @@ def check_features(dataset: TrainingDataset, names: tuple[str, ...]) -> None:
         raise InvalidArgument("The ablation removes all inputs; training needs at least one.")
 
 
-def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
-    """Create the record of a run that is about to start."""
-    dataset = None
-    if request.dataset is not None:
+def launch_settings(request: LaunchRequest, launcher: Launcher) -> JsonDict:
+    """Return the settings of a run in its record."""
+    return {
+        "on": launcher.name,
+        "workers": request.workers,
+        "servers": request.servers,
+        "strategy": request.strategy,
+        "retries": request.retries,
+        "without": [],
+        "without_layers": [],
+        "environment": sorted(request.environment or ()),  # names; values may be secrets
+    }
+
+
+def new_record(
+    request: LaunchRequest, *, settings: JsonMapping, study: RunRecord | None = None
+) -> RunRecord:
+    """Create the record of a run that is about to start, or of the trials of a study."""
+    dataset = None if study is None else study.dataset
+    if study is None and request.dataset is not None:
         manifest = request.dataset.manifest
         dataset = RunDataset(
             manifest.name, manifest.version, manifest.content_hash, request.dataset.path
@@ -169,24 +188,14 @@ def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
     return RunRecord(
         id=catalog.generate_run_id(),
         name=request.name or functions.experiment_name(request.function),
-        kind=request.kind,
+        kind=request.kind if study is None else "trial",
         state="running",
         created=utc_now().isoformat(),
         params=functions.check_params(request.params),
         dataset=dataset,
-        parent=request.parent,
-        number=request.number,
+        parent=None if study is None else study.id,
         seed=request.seed,
-        settings={
-            "on": launcher.name,
-            "workers": request.workers,
-            "servers": request.servers,
-            "strategy": request.strategy,
-            "retries": request.retries,
-            "without": sorted(request.without),
-            "without_layers": sorted(request.without_layers),
-            "environment": sorted(request.environment),  # names; values may be secrets
-        },
+        settings=settings,
         code=describe_code(request.function),
         environment=environment(),
         started=utc_now().isoformat(),
@@ -257,16 +266,12 @@ def run_attempts(execution: _Execution) -> RunRecord:
                 }
                 # Save each attempt, so that it remains recorded if the driver is killed during the
                 # next one.
-                record = replace(record, attempts=(*record.attempts, attempt))
+                record = record.with_attempt(attempt)
                 catalog.save(session, record)
                 if not attempt_end.can_retry:
                     break
         except BaseException as error:
-            # Ctrl-C also ends the run; otherwise its record would remain in the state "running".
-            state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            now = utc_now().isoformat()
-            catalog.save(session, replace(record, state=state, ended=now, reason=reason))
+            catalog.save_failure(session, record, error)
             raise
         assert attempt_end is not None
         record = finish_record(
@@ -307,9 +312,15 @@ def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
             fold=Fold.from_json(record.settings.get("fold")),
             checkpoint=newest,
         )
-        worker = build_worker_task(task, environment=execution.environment)
         # TF_CONFIG contains the index within the role, not the number of the process.
-        tasks.append(replace(worker, index=member.index))
+        tasks.append(
+            build_worker_task(
+                task,
+                {"task": task.to_json()},
+                index=member.index,
+                environment=execution.environment,
+            )
+        )
     gang = Gang(tuple(tasks), execution.function, strategy in ("multiworker", PARAMETER_SERVER))
 
     def read_worker_status(position: int) -> WorkerStatus | None:
@@ -328,13 +339,15 @@ def run_members(record: RunRecord) -> tuple[Member, ...]:
     )
 
 
-def build_worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
-    """Build the launcher's description of a worker: task, log, directory and environment."""
+def build_worker_task(
+    task: Task, settings: JsonMapping, *, index: int, environment: Mapping[str, str]
+) -> WorkerTask:
+    """Build the launcher's description of a worker: settings, log, directory and environment."""
     name = f"worker-{task.number:05d}"
     return WorkerTask(
         role=task.role,
-        index=task.number,
-        settings={"task": task.to_json()},
+        index=index,
+        settings=settings,
         log=os.path.join(task.run, "logs", f"{name}.log"),
         directory=os.path.join(task.run, "work", name),
         # Python accepts 32-bit hash seeds. With a fixed one, sets have the same order in every
@@ -345,7 +358,7 @@ def build_worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTa
 
 def finish_record(
     record: RunRecord,
-    state: Any,
+    state: State,
     *,
     directory: str,
     reason: str | None,
@@ -375,10 +388,8 @@ def finish_record(
     if status is not None:
         # Values that the function returned take precedence over reported ones.
         metrics |= status.metrics
-    return replace(
-        record,
-        state=state,
-        ended=utc_now().isoformat(),
+    return record.end(
+        state,
         reason=reason,
         metrics=metrics,
         readers=() if status is None else status.readers,

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
-from featurestore.experiments import catalog, functions, status
+from featurestore.experiments import catalog, status
 from featurestore.experiments.launching import (
     LaunchRequest,
     check_features,
     check_integer,
     check_request,
+    launch_settings,
     new_record,
 )
 from featurestore.experiments.study import finish_pool
@@ -26,7 +27,6 @@ from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import display
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.run_record import RunRecord
-from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import find_launcher
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
@@ -56,29 +56,29 @@ def run_planned(
         raise InvalidArgument(f"{request.kind} needs dataset=.")
     check_integer("parallel", parallel, minimum=1, maximum=4096)
     launcher = find_launcher(request.on)
-    dumped = check_request(replace(request, workers=parallel), launcher)
-    record = new_record(request, launcher)
-    study_settings = {"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
-    record = replace(record, settings=study_settings, params=functions.check_params(request.params))
+    dumped = check_request(request, launcher, request.params, workers=parallel)
+    record = new_record(
+        request,
+        settings={"on": launcher.name, "parallel": parallel, "metric": metric, **settings},
+    )
     directory = catalog.run_directory(session, record)
     files.make_directory(directory)
     # Other processes show the study as running as long as this one has the lock.
     with status.lock_driver(directory):
         catalog.save(session, record)
-        template = replace(new_record(request, launcher), kind="trial", parent=record.id)
         pool = TrialPool(
             session,
-            replace(template, name=record.name),
+            new_record(request, settings=launch_settings(request, launcher), study=record),
             launcher,
             dumped,
             PlannedTrials(plan, metric),
             parallel,
-            environment=request.environment,
+            environment=request.environment or {},
             progress=request.progress,
         )
         finish_pool(session, record, pool)
         trials = catalog.find(session, parent=record.id)
-        record = replace(record, state="finished", ended=utc_now().isoformat())
+        record = record.end("finished")
         catalog.save(session, record)
     return record, trials
 
@@ -143,7 +143,7 @@ def cross_validate(
     for number in range(folds):
         fold: JsonDict = vars(Fold(split, held_out, number, folds))
         settings = {"fold": fold}
-        plan.append(Proposal(number, request.params, seed=request.seed, settings=settings))
+        plan.append(Proposal(number, request.params or {}, seed=request.seed, settings=settings))
     study_settings = {"folds": folds, "split": split, "held_out": held_out}
     record, trials = run_planned(
         session, request, plan, parallel=parallel, metric=None, settings=study_settings
@@ -228,7 +228,9 @@ def ablate(
             # The full model and each component are trained with the same seeds: initial weights and
             # row order are equal, so a difference is the effect of the component.
             seed = request.seed + repeat
-            plan.append(Proposal(len(plan), request.params, seed=seed, settings=trial_settings))
+            plan.append(
+                Proposal(len(plan), request.params or {}, seed=seed, settings=trial_settings)
+            )
     study_settings = {
         "direction": direction,
         "repeats": repeats,

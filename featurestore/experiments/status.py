@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from featurestore.errors import RunDamaged, RunRunning
 from featurestore.experiments.tasks import CHIEF, Member, has_ended, order_by_severity
 from featurestore.model.display import escape_line
-from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject, MalformedJson
+from featurestore.model.json_object import JsonMapping, JsonObject, MalformedJson
+from featurestore.model.run_record import State
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage import files, locks
 from featurestore.storage.appending import read_last_lines
@@ -60,7 +61,7 @@ _LOST_PEER = (
 class WorkerStatus:
     """The status of a worker in one attempt: running, finished, stopped or failed."""
 
-    state: str
+    state: State
     attempt: int
     pid: int
     host: str
@@ -76,23 +77,39 @@ class WorkerStatus:
         """Whether the worker failed because another worker was lost."""
         return self.error in _LOST_PEER
 
-    def ended(self, state: str, *, metrics: Mapping[str, float] | None = None) -> WorkerStatus:
-        """Return the status of an ended worker."""
-        return replace(self, state=state, metrics=metrics or {})
+    def ended(
+        self,
+        state: State,
+        *,
+        readers: Sequence[JsonMapping],
+        saved: Mapping[str, str],
+        metrics: Mapping[str, float] | None = None,
+        error: BaseException | None = None,
+    ) -> WorkerStatus:
+        """Return the status of an ended worker.
 
-    def failed(self, error: BaseException) -> WorkerStatus:
-        """Return the status after a failure with an error."""
-        trace = "".join(traceback.format_exception(error))
-        error_name = type(error).__name__
-        return replace(self, state="failed", error=error_name, message=str(error), trace=trace)
-
-    def with_saved(self, saved: Mapping[str, str]) -> WorkerStatus:
-        """Return the status with the checksums of saved models, by path in the run's directory."""
-        return replace(self, saved=dict(saved))
-
-    def with_readers(self, states: list[JsonDict]) -> WorkerStatus:
-        """Return the status with the reader positions."""
-        return replace(self, readers=tuple(states))
+        Args:
+            state: The state.
+            readers: The states of its readers.
+            saved: The checksums of saved models, by path in the run's directory.
+            metrics: The metrics that the function returned.
+            error: The error with which the worker failed.
+        """
+        failure = {}
+        if error is not None:
+            failure = {
+                "error": type(error).__name__,
+                "message": str(error),
+                "trace": "".join(traceback.format_exception(error)),
+            }
+        return replace(
+            self,
+            state=state,
+            metrics=metrics or {},
+            readers=tuple(readers),
+            saved=dict(saved),
+            **failure,  # type: ignore[arg-type]
+        )
 
 
 def status_path(run: str, number: int) -> str:
@@ -114,7 +131,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
     try:
         data = JsonObject.from_value(files.read_json(path))
         status = WorkerStatus(
-            state=data.text("state"),
+            state=data.text("state"),  # type: ignore[arg-type]
             attempt=data.number("attempt"),
             pid=data.number("pid"),
             host=data.text("host"),
@@ -168,7 +185,7 @@ class AttemptEnd:
     ``can_retry`` is True if a process died, so that another attempt may succeed.
     """
 
-    state: str
+    state: State
     exits: tuple[str, ...]
     statuses: tuple[WorkerStatus | None, ...]
     reason: str | None = None

@@ -20,6 +20,7 @@ from featurestore.experiments.launching import (
     LaunchRequest,
     check_integer,
     check_request,
+    launch_settings,
     load_run_dataset,
     new_record,
 )
@@ -41,7 +42,6 @@ from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.run_record import RunRecord
-from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Launcher, find_launcher
 from featurestore.storage import files
 
@@ -160,7 +160,7 @@ class Study:
             on=on or str(settings["on"]),
             retries=int(settings["retries"]),
             seed=self.record.seed,
-            environment=environment or {},
+            environment=environment,
             progress=progress,
         )
         request = SearchRequest(
@@ -234,17 +234,13 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
         raise InvalidArgument(
             f"metric={request.metric!r} is not a valid name.", hint='metric="val_auc"'
         )
-    duplicates = sorted(set(space) & set(request.launch.params))
+    duplicates = sorted(set(space) & set(request.launch.params or ()))
     if duplicates:
         raise InvalidArgument(f"space and params both contain {listing(duplicates)}.")
     fixed = functions.check_params(request.launch.params)
     # The sampled values do not exist yet; the check of the function needs only the names.
     probe = {**fixed, **dict.fromkeys(space)}
-    dumped = check_request(
-        replace(request.launch, params=probe, workers=request.parallel), launcher
-    )
-    # The study records only the fixed parameters; each trial adds its sampled ones.
-    record = new_record(replace(request.launch, params=fixed), launcher)
+    dumped = check_request(request.launch, launcher, probe, workers=request.parallel)
     settings = {
         "on": launcher.name,
         "retries": request.launch.retries,
@@ -256,7 +252,8 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
         "metric": request.metric,
         "direction": request.direction,
     }
-    record = replace(record, kind="search", settings=settings)
+    # The study records only the fixed parameters; each trial adds its sampled ones.
+    record = new_record(request.launch, settings=settings)
     # Saved before the first worker starts, so that a crash leaves a study that can be resumed.
     catalog.save(session, record)
     return run_study(session, record, request, dumped)
@@ -266,8 +263,7 @@ def resume_study(session: Session, record: RunRecord, request: SearchRequest) ->
     """Resume a study."""
     launcher = find_launcher(request.launch.on)
     probe = {**record.params, **dict.fromkeys(record.settings["space"])}
-    launch = replace(request.launch, params=probe, workers=request.parallel)
-    dumped = check_request(launch, launcher)
+    dumped = check_request(request.launch, launcher, probe, workers=request.parallel)
     check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
     settings = {**record.settings, "trials": request.trials, "parallel": request.parallel}
     resumed = replace(record.running_again(), settings=settings)
@@ -299,15 +295,15 @@ def run_study(
         )
         # ``trials`` is the total number, so the trials of earlier drivers count.
         proposals.next_number = len(past_trials)
-        template = replace(new_record(request.launch, launcher), kind="trial", parent=record.id)
+        settings = launch_settings(request.launch, launcher)
         pool = TrialPool(
             session,
-            replace(template, name=record.name, dataset=record.dataset, seed=record.seed),
+            new_record(request.launch, settings=settings, study=record),
             launcher,
             dumped,
             proposals,
             request.parallel,
-            environment=request.launch.environment,
+            environment=request.launch.environment or {},
             progress=request.launch.progress,
             unfinished=reset_unfinished(past_trials),
         )
@@ -325,11 +321,7 @@ def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
     try:
         pool.run()
     except BaseException as error:
-        # Ctrl-C also ends the study; otherwise its record would remain in the state "running".
-        state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        now = utc_now().isoformat()
-        catalog.save(session, replace(record, state=state, reason=reason, ended=now))
+        catalog.save_failure(session, record, error)
         raise
 
 
@@ -355,13 +347,10 @@ def _final_record(session: Session, record: RunRecord) -> RunRecord:
     metric, direction = record.settings["metric"], record.settings["direction"]
     trials = catalog.find(session, parent=record.id)
     best = find_best_trial(trials, metric, direction)
-    now = utc_now().isoformat()
     if best is None:
-        reasons = [trial.reason or trial.state for trial in trials]
-        return replace(record, state="failed", ended=now, reason=f"first trial: {reasons[0]}")
+        return record.end("failed", reason=f"first trial: {trials[0].reason or trials[0].state}")
     settings = {**record.settings, "best": best.id}
-    metrics = {metric: best.metrics[metric]}
-    return replace(record, state="finished", ended=now, settings=settings, metrics=metrics)
+    return record.end("finished", settings=settings, metrics={metric: best.metrics[metric]})
 
 
 def _past_trial(session: Session, record: RunRecord, metric: str) -> PastTrial:

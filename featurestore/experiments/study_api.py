@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from featurestore.experiments.record_api import session_of
 from featurestore.model.arguments import with_suggestions
 
 if TYPE_CHECKING:
+    from featurestore.experiments.functions import TrainFunction
     from featurestore.experiments.planned import Ablation, CrossValidation
     from featurestore.experiments.status import Listener
     from featurestore.experiments.study import Study
@@ -17,12 +18,9 @@ if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
 
 
-TrainFn = Callable[..., Any]
-
-
 @with_suggestions
 def search(
-    train_fn: TrainFn,
+    train_fn: TrainFunction,
     *,
     space: Mapping[str, Any],
     metric: str,
@@ -90,12 +88,12 @@ def search(
         train_fn,
         "search",
         dataset=dataset,
-        params=params or {},
+        params=params,
         name=name,
         on=on,
         retries=retries,
         seed=seed,
-        environment=environment or {},
+        environment=environment,
         progress=progress,
     )
     search_request = SearchRequest(
@@ -106,7 +104,7 @@ def search(
 
 @with_suggestions
 def ablate(
-    train_fn: TrainFn,
+    train_fn: TrainFunction,
     *,
     dataset: TrainingDataset,
     metric: str,
@@ -167,12 +165,12 @@ def ablate(
         train_fn,
         "ablation",
         dataset=dataset,
-        params=params or {},
+        params=params,
         name=name,
         on=on,
         retries=retries,
         seed=seed,
-        environment=environment or {},
+        environment=environment,
         progress=progress,
     )
     return run_ablation(
@@ -189,7 +187,7 @@ def ablate(
 
 @with_suggestions
 def cross_validate(
-    train_fn: TrainFn,
+    train_fn: TrainFunction,
     *,
     dataset: TrainingDataset,
     folds: int = 5,
@@ -242,12 +240,12 @@ def cross_validate(
         train_fn,
         "cross_validation",
         dataset=dataset,
-        params=params or {},
+        params=params,
         name=name,
         on=on,
         retries=retries,
         seed=seed,
-        environment=environment or {},
+        environment=environment,
         progress=progress,
     )
     return run_folds(

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from featurestore.errors import RunFailed
 from featurestore.experiments import catalog
@@ -18,10 +18,11 @@ from featurestore.experiments.launching import build_worker_task, finish_record
 from featurestore.experiments.status import Listener, WorkerStatus, read_status, show_logs
 from featurestore.experiments.tasks import Fold, Task
 from featurestore.model.json_object import JsonMapping, JsonObject
-from featurestore.model.run_record import RunRecord
+from featurestore.model.run_record import RunRecord, State
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, RunningGang
 from featurestore.plugins.worker_port import Peer, Received, WorkerPort
+from featurestore.recovery import record_files
 from featurestore.session import Session
 from featurestore.storage.appending import read_last_lines
 from featurestore.storage.supervised import describe_exit
@@ -150,8 +151,9 @@ class TrialPool:
     @property
     def _study_directory(self) -> str:
         assert self.template.parent is not None
-        study = replace(self.template, id=self.template.parent)
-        return catalog.run_directory(self.session, study)
+        return record_files.run_directory(
+            self.session.paths, self.template.name, self.template.parent
+        )
 
     def run(self) -> None:
         """Run trials until none remain; all workers have ended on return."""
@@ -267,7 +269,7 @@ class TrialPool:
         return self._end_attempt(slot, status.state, reason=reason, status=status)
 
     def _end_attempt(
-        self, slot: _Slot, state: Any, *, reason: str | None, status: WorkerStatus | None = None
+        self, slot: _Slot, state: State, *, reason: str | None, status: WorkerStatus | None = None
     ) -> RunRecord:
         """Record the end of an attempt, and clear the slot."""
         trial = slot.trial
@@ -281,9 +283,9 @@ class TrialPool:
             "reason": record.reason,
         }
         slot.trial = None
-        return replace(record, attempts=(*trial.attempts, attempt))
+        return record.with_attempt(attempt)
 
-    def _save_attempt(self, slot: _Slot, state: Any, *, reason: str) -> RunRecord:
+    def _save_attempt(self, slot: _Slot, state: State, *, reason: str) -> RunRecord:
         """Save the end of an attempt whose worker did not report a status."""
         record = self._end_attempt(slot, state, reason=reason)
         catalog.save_all(self.session, [record])
@@ -339,8 +341,7 @@ class TrialPool:
         task = Task(run=self._study_directory, number=key)
         host, port = server.address
         serve = {"address": [host, port], "key": server.key, "worker": key}
-        worker = build_worker_task(task, environment=self.environment)
-        worker = replace(worker, settings={"serve": serve})
+        worker = build_worker_task(task, {"serve": serve}, index=key, environment=self.environment)
         gang = self.launcher.start(Gang((worker,), self.function))
         self._slots.append(_Slot(key, gang, worker.log))
 

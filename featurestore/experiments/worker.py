@@ -26,6 +26,7 @@ from featurestore.experiments.run_files import check_metrics
 from featurestore.experiments.status import WorkerStatus, write_status
 from featurestore.experiments.tasks import CHIEF, Task, seed_all
 from featurestore.model.json_object import JsonObject
+from featurestore.model.run_record import State
 from featurestore.plugins.worker_port import connect_to_driver
 from featurestore.storage import files
 from featurestore.storage.appending import open_log
@@ -64,24 +65,27 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
     _current.begin_run(task.run)
     seed_all(task.seed)
     context = Context(task, listener)
+    state: State = "failed"
+    metrics: dict[str, float] = {}
+    failure: Exception | None = None
     try:
         function = pickle.loads(dumped)
         # Seed again: unpickling imports modules, which may draw random numbers or load TensorFlow.
         seed_all(task.seed)
         returned = functions.call(function, task.params, context)
-        final_status = running_status.ended("finished", metrics=to_metrics(returned))
+        state, metrics = "finished", to_metrics(returned)
     except Stopped:
-        final_status = running_status.ended("stopped")
+        state = "stopped"
     except Exception as error:  # any exception of the user's function fails the run
         traceback.print_exc()
-        final_status = running_status.failed(error)
+        failure = error
     finally:
         # Close before the final status is written: the driver reads the metrics after it.
         context.close()
-    final_status = final_status.with_readers(
-        [*(reader.state() for reader in context.readers), *context.matrices]
+    readers = [*(reader.state() for reader in context.readers), *context.matrices]
+    final_status = running_status.ended(
+        state, readers=readers, saved=context.saved, metrics=metrics, error=failure
     )
-    final_status = final_status.with_saved(context.saved)
     write_status(task, final_status)
     return final_status
 
@@ -98,7 +102,7 @@ def serve_chief(task: Task) -> int:
         serve()
     except Exception as error:  # any exception of TensorFlow stops the server
         traceback.print_exc()
-        write_status(task, status.failed(error))
+        write_status(task, status.ended("failed", readers=(), saved={}, error=error))
     return EXIT_FAILED
 
 

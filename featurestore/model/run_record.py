@@ -27,6 +27,7 @@ from featurestore.model.json_object import (
     unseal_line,
 )
 from featurestore.model.names import check_name
+from featurestore.model.times import utc_now
 
 FORMAT = 2
 _FORMAT_WITHOUT_CHECKSUMS = 1
@@ -106,6 +107,15 @@ class RunRecord:
         The checksums in ``files`` belong to the previous end, and the files are about to change.
         """
         return replace(self, state="running", ended=None, reason=None, files={})
+
+    def end(self, state: State, *, reason: str | None = None, **results: Any) -> RunRecord:
+        """Return the record of a run that ends now; ``results`` are further fields."""
+        ended = utc_now().isoformat()
+        return replace(self, state=state, ended=ended, reason=reason, **results)
+
+    def with_attempt(self, attempt: Mapping[str, Any]) -> RunRecord:
+        """Return the record with a further attempt."""
+        return replace(self, attempts=(*self.attempts, attempt))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object in ``run.json``."""

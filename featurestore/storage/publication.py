@@ -85,10 +85,7 @@ class Publication:
             return self.publish(target, storage.read(source))
         # The files must be on disk before a commit refers to them, or a power failure would damage
         # the table.
-        if self.durable:
-            files.sync(self._files[self._synced :])
-            # ``link`` is called again after a lost race.
-            self._synced = len(self._files)
+        self.sync()
         # This is set before the call, because an interrupt may arrive after the name was created
         # but before the call returns.
         self._published = True
@@ -106,6 +103,12 @@ class Publication:
             with warn_after_publication(target):
                 local.sync_path(os.path.dirname(target))
         return True
+
+    def sync(self) -> None:
+        """Sync the files added since the last call; ``link`` is called again after a lost race."""
+        if self.durable:
+            files.sync(self._files[self._synced :])
+            self._synced = len(self._files)
 
     def __enter__(self) -> Publication:
         return self

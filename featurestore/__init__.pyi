@@ -21,8 +21,8 @@ from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.experiments.models import Model
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
 from featurestore.featuregroups.discovery import Match
-from featurestore.featuregroups.inputs import Inputs
 from featurestore.featuregroups.table import TableVersion
+from featurestore.featuregroups.write_request import Inputs
 from featurestore.jobs import baseline as baseline
 from featurestore.jobs import catalog_job as catalog_job
 from featurestore.jobs import job as job

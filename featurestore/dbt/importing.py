@@ -35,14 +35,13 @@ from featurestore.errors import (
 from featurestore.external import grant_rows
 from featurestore.featuregroups import WriteRequest, create
 from featurestore.featuregroups.definition import build_spec, definition_differences
-from featurestore.featuregroups.existing import find_existing
 from featurestore.featuregroups.redefinition import (
     Definition,
     change_definition,
     describe_changes,
     read_definition,
 )
-from featurestore.featuregroups.table import OpenGroup
+from featurestore.featuregroups.table import OpenGroup, find_existing
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.group_options import DeclaredTypes, check_primary_key
 from featurestore.model.job import JobSpec

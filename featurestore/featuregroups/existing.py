@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from featurestore.errors import FeatureStoreError, UnsupportedType
+from featurestore.errors import UnsupportedType
 from featurestore.featuregroups.frames import read_quarantine
-from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.table import OpenGroup
 from featurestore.hashing import row_hash, tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import parse_group_reference
 from featurestore.plugins.engine import Relation
-from featurestore.registry import featuregroups
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
 
@@ -70,16 +69,6 @@ def notify(text: str) -> None:
     # The group exists already, so a closed standard output must not raise an error.
     with suppress(OSError, ValueError):
         sys.stdout.write(f"{text}\n")
-
-
-def find_existing(session: Session, name: str) -> OpenGroup | None:
-    """Open the latest version of a group; None if the group is new or unreadable."""
-    with suppress(FeatureStoreError, OSError):
-        with session.registry.reading() as connection:
-            is_new = featuregroups.find(connection, name) is None
-        if not is_new:
-            return open_group(session, name)
-    return None
 
 
 def contains_rows(

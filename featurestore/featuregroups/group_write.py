@@ -24,26 +24,12 @@ from featurestore.errors import (
     FeatureStoreError,
     ValidationFailed,
 )
-from featurestore.featuregroups import checks
+from featurestore.featuregroups import checks, quality, schema_change
 from featurestore.featuregroups.conform import check_columns, convert_columns
 from featurestore.featuregroups.definition import build_spec, convert_relation, metadata_of
 from featurestore.featuregroups.existing import contains_rows
 from featurestore.featuregroups.maintenance import compact_when_due
-from featurestore.featuregroups.quality import (
-    add_to_quarantine,
-    record_failed_validation,
-    store_commit_statistics,
-)
-from featurestore.featuregroups.records import (
-    RecordOrder,
-    ranges_of_positions,
-    resolve_records,
-)
-from featurestore.featuregroups.schema_change import (
-    declare_columns,
-    widen_spec_for_rows,
-    widen_table,
-)
+from featurestore.featuregroups.records import RecordOrder, resolve_records
 from featurestore.featuregroups.table import OpenGroup, next_version, version_title
 from featurestore.featuregroups.writers import writer_properties
 from featurestore.ingest import Rows, open_rows
@@ -51,19 +37,20 @@ from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins import observers
-from featurestore.plugins.engine import AggregatesWhileStaging, Relation, TableWrite
+from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import artifacts, featuregroups
-from featurestore.retrieval.compared_features import ComparedFeatures
 from featurestore.retrieval.conversions import existing_inputs
-from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
+from featurestore.statistics import StatisticsState
 from featurestore.storage.failures import warn_after_publication, warn_published
-from featurestore.validation import Subject, audit
-from featurestore.validation.checks import NULL_KEYS
+from featurestore.validation import Subject
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from featurestore.featuregroups.write_request import WriteRequest
+    from featurestore.model.source import SourceRead
     from featurestore.session import Session
 
 # The value of ``Commit.rows`` if the log cannot be read after the commit.
@@ -95,15 +82,7 @@ class GroupWrite:
         group: OpenGroup | None = None,
         version: int | None = None,
     ) -> None:
-        """Prepare the write of a dataframe.
-
-        Args:
-            session: The connection.
-            df: The dataframe.
-            request: What the caller asks.
-            group: The existing group; None for a new one.
-            version: The version of a new group; None for the next free one.
-        """
+        """Prepare a write into ``group``, or into ``version`` of a new group; None: the next one."""
         self._session = session
         self._df = df
         self._request = request
@@ -199,7 +178,7 @@ class GroupWrite:
         library = self._rows.library
         checks.check_time_numbers(relation, self.spec, engine=engine, library=library)
         if request.schema_change == "add":
-            relation, self.spec = widen_spec_for_rows(
+            relation, self.spec = schema_change.widen_spec_for_rows(
                 relation, self.spec, engine=engine, run=self._run, is_staged=request.staged
             )
         record_columns = self._record_columns
@@ -243,7 +222,7 @@ class GroupWrite:
                 self._prepare_records(self._request.order)
         except (ValidationFailed, DuplicateKeys) as error:
             if not self._is_new:
-                record_failed_validation(self._session, error)
+                quality.record_failed_validation(self._session, error)
             raise
 
     def _prepare_rows(self) -> None:
@@ -267,7 +246,15 @@ class GroupWrite:
         # Rows that the caller has staged are staged again if they are converted or reduced, because
         # later steps read them repeatedly.
         if not request.staged or self._is_unchecked or is_reduced:
-            self._stage_rows()
+            has_statistics = self._operation in ("create", "append", "overwrite")
+            self._relation, self._statistics = quality.stage_rows(
+                engine,
+                self._relation,
+                spec,
+                directory=self._run.rows,
+                row_count=self._rows.count,
+                has_statistics=has_statistics and spec.statistics,
+            )
         checks.check_staged_rows(self._relation, rules, engine=engine)
         if is_audited:
             self._audit_staged_rows(spec)
@@ -299,57 +286,24 @@ class GroupWrite:
         self._mode, self._deletes = resolved.mode or self._mode, resolved.deletes
         self._quarantined = resolved.add_to(self._quarantined, engine=engine)
 
-    def _stage_rows(self) -> None:
-        """Stage the rows, and count their statistics if the engine does so in the same pass.
-
-        After the commit the statistics are merged with the stored ones if possible.
-        """
-        engine, spec = self._session.engine, self.spec
-        has_statistics = spec.statistics and self._operation in ("create", "append", "overwrite")
-        if not has_statistics or not isinstance(engine, AggregatesWhileStaging):
-            self._relation = engine.stage(self._relation, self._run.rows)
-            return
-        accumulator = statistics_accumulator(spec, rows=self._rows.count)
-        self._relation, state = engine.stage_and_aggregate(
-            self._relation, self._run.rows, accumulator
-        )
-        # If duplicates make the sample too small, the statistics are recomputed after the commit.
-        if state is not None and not is_sample_short(accumulator, state):
-            self._statistics = state
-
     def _audit_staged_rows(self, subject: FeatureGroupSpec | Subject) -> None:
         """Audit staged rows, and separate the rows to commit from the rows to quarantine."""
-        spec = self.spec
-        outcome = audit(
+        outcome = quality.audit_rows(
+            self._session,
             self._relation,
-            spec=subject,
+            self.spec,
+            subject=subject,
             validation=self._validation,
-            engine=self._session.engine,
-            expectations=spec.expectations,
             mode=self._operation,
-            event_time_tolerance=spec.event_time_tolerance,
-            directory=os.path.join(self._run.rows, "parted"),
+            directory=self._run.rows,
             run_id=self._run.run_id,
             library=self._rows.library,
-            open_feature=ComparedFeatures(
-                self._session,
-                spec,
-                with_stored_rows=self._operation not in ("create", "overwrite"),
-            ),
-        )
-        # Keys with nulls are not compared with each other, so their uniqueness is unknown.
-        has_null_keys = any(
-            result.expectation["type"] == NULL_KEYS and not result.success
-            for result in outcome.report.results
         )
         self._relation, self._report = outcome.good, outcome.report
         self._quarantined, self._is_unique = outcome.quarantined, outcome.unique
         if outcome.quarantined is not None:
             # Statistics of all staged rows are not usable if some rows are quarantined.
             self._statistics = None
-        elif has_null_keys:
-            self._is_unique = None
-        checks.warn_about_implausible_times(outcome.report, spec)
 
     @property
     def _validation(self) -> str:
@@ -395,8 +349,8 @@ class GroupWrite:
         if not self._is_new:
             # These changes are compatible with other writers and readers, so a crash before the
             # commit leaves only wider decimals and unused columns.
-            widen_table(self._session, self.group, spec)
-            declare_columns(self._session, self.group, self._added)
+            schema_change.widen_table(self._session, self.group, spec)
+            schema_change.declare_columns(self._session, self.group, self._added)
         table_write = TableWrite(
             mode=mode,  # type: ignore[arg-type]
             key=spec.upsert_key if mode == "upsert" else (),
@@ -412,7 +366,7 @@ class GroupWrite:
         if self._quarantined is not None and not is_replay:
             # Quarantined rows are committed first. Both commits have the same transaction or stream
             # offsets, so a repeated write appends to neither table.
-            add_to_quarantine(self._session, self._quarantined, spec, table_write)
+            quality.add_to_quarantine(self._session, self._quarantined, spec, table_write)
         if self._is_new:
             # If this process was considered dead, recovery may have removed the table and released
             # the version.
@@ -421,7 +375,6 @@ class GroupWrite:
 
     def _commit_metadata(self, mode: str) -> dict[str, Any]:
         """Return the metadata: operation, run, job, inputs, window, uniqueness, validation."""
-        request, order = self._request, self._request.order
         metadata: dict[str, Any] = {
             "operation": self._operation,
             "run": self._run.run_id,
@@ -435,23 +388,14 @@ class GroupWrite:
         }
         if self.spec.job is not None:
             metadata["job"] = self.spec.job
-        inputs = [*map(dict, self._inputs), *(read.to_json() for read in self._reads or ())]
-        if inputs:
-            metadata["inputs"] = inputs
-        if request.window is not None:
-            metadata["window"] = dict(request.window)
-        if request.stream is not None:
-            metadata["stream"] = dict(request.stream)
-        if order is not None and order.written_positions:
-            metadata["replayed"] = ranges_of_positions(order.written_positions[0])
-        if self._quarantined is not None:
-            metadata["validation"] = "quarantined"
-        elif self._report is not None:
-            metadata["validation"] = "passed" if self._report.success else "warned"
+        metadata |= self._request.metadata(self._inputs, self._reads)
+        if self._report is not None:
+            outcome = "passed" if self._report.success else "warned"
+            metadata["validation"] = outcome if self._quarantined is None else "quarantined"
         return metadata
 
     @property
-    def _reads(self) -> Any:
+    def _reads(self) -> Sequence[SourceRead] | None:
         """The reads of registered sources, by the dataframe or by the job; None without sources."""
         return self._request.reads if self._rows.reads is None else self._rows.reads
 
@@ -516,7 +460,7 @@ class GroupWrite:
             if spec.statistics:
                 with warn_after_publication(title):
                     # The rows are registered already; missing statistics are computed on request.
-                    store_commit_statistics(
+                    quality.store_commit_statistics(
                         session,
                         self.group,
                         commit,
@@ -541,16 +485,13 @@ class GroupWrite:
             latest, changed_spec = state.version, commits.spec_of(state)
         with self._session.registry.transaction() as connection:
             if self._is_new:
-                featuregroups.add(
+                groups.add(
                     connection,
                     spec,
+                    metadata_of(self._request.options),
                     table_id=self.group.state.table_id,
                     delta_version=commit.delta_version,
-                    description=self._request.options.description,
                     created=commit.timestamp,
-                )
-                groups.describe(
-                    connection, spec.name, spec.version, metadata_of(self._request.options)
                 )
             else:
                 featuregroups.advance(

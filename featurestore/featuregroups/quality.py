@@ -6,6 +6,7 @@ the table (``featurestore.statistics.storage``).
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Collection
 from contextlib import suppress
@@ -20,6 +21,7 @@ from featurestore.delta.history import added_files
 from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import DuplicateKeys, RegistryError, ValidationFailed
+from featurestore.featuregroups.checks import warn_about_implausible_times
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.frames import live_source, plan_source, read_plan_source
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
@@ -27,7 +29,7 @@ from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ValidationReport
-from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.plugins.engine import AggregatesWhileStaging, Engine, Relation, TableWrite
 from featurestore.plugins.observers import Work, observed
 from featurestore.registry import artifacts, featuregroups
 from featurestore.retrieval.compared_features import ComparedFeatures
@@ -37,10 +39,11 @@ from featurestore.statistics import (
     StatisticsState,
     count_statistics,
     finish,
+    is_sample_short,
     statistics_accumulator,
 )
-from featurestore.validation import audit, quarantine_schema
-from featurestore.validation.checks import DUPLICATE_KEYS
+from featurestore.validation import AuditOutcome, Subject, audit, quarantine_schema
+from featurestore.validation.checks import DUPLICATE_KEYS, NULL_KEYS
 
 
 def store_commit_statistics(
@@ -103,6 +106,30 @@ def _read_added_rows(
         return None  # partition values are not in the files
     added = added_files(path, delta_version)
     return session.engine.read_files(added, schema=spec.schema) if added else None
+
+
+def stage_rows(
+    engine: Engine,
+    rows: Relation,
+    spec: FeatureGroupSpec,
+    *,
+    directory: str,
+    row_count: int | None,
+    has_statistics: bool,
+) -> tuple[Relation, StatisticsState | None]:
+    """Return staged rows, and their statistics if the engine counts them in the same pass.
+
+    After the commit the statistics are merged with the stored ones if possible. ``row_count`` is
+    the number of rows, if it is known.
+    """
+    if not has_statistics or not isinstance(engine, AggregatesWhileStaging):
+        return engine.stage(rows, directory), None
+    accumulator = statistics_accumulator(spec, rows=row_count)
+    staged, state = engine.stage_and_aggregate(rows, directory, accumulator)
+    # If duplicates make the sample too small, the statistics are recomputed after the commit.
+    if state is not None and is_sample_short(accumulator, state):
+        state = None
+    return staged, state
 
 
 def load_statistics(
@@ -195,6 +222,49 @@ def _count_rows(session: Session, group: OpenGroup, data_version: int) -> Statis
 def _statistics_files(session: Session, spec: FeatureGroupSpec) -> StatisticsFiles:
     source = {"featuregroup": spec.name, "version": spec.version}
     return StatisticsFiles(session.featuregroup_path(spec.name, spec.version), source)
+
+
+def audit_rows(
+    session: Session,
+    rows: Relation,
+    spec: FeatureGroupSpec,
+    *,
+    subject: FeatureGroupSpec | Subject,
+    validation: str,
+    mode: str,
+    directory: str,
+    run_id: str,
+    library: str,
+) -> AuditOutcome:
+    """Audit the staged rows of a write, warn about implausible times, and return the outcome.
+
+    ``subject`` has the key that the audit checks. The outcome states ``unique`` only if it is known
+    for all rows.
+    """
+    outcome = audit(
+        rows,
+        spec=subject,
+        validation=validation,
+        engine=session.engine,
+        expectations=spec.expectations,
+        mode=mode,
+        event_time_tolerance=spec.event_time_tolerance,
+        directory=os.path.join(directory, "parted"),
+        run_id=run_id,
+        library=library,
+        open_feature=ComparedFeatures(
+            session, spec, with_stored_rows=mode not in ("create", "overwrite")
+        ),
+    )
+    warn_about_implausible_times(outcome.report, spec)
+    # Keys with nulls are not compared with each other, so their uniqueness is unknown.
+    has_null_keys = any(
+        result.expectation["type"] == NULL_KEYS and not result.success
+        for result in outcome.report.results
+    )
+    if has_null_keys and outcome.quarantined is None:
+        return replace(outcome, unique=None)
+    return outcome
 
 
 def validate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ from featurestore.delta.log import cached_listing, commit_path, is_delta_table, 
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     ExternalRowsError,
+    FeatureStoreError,
     InvalidArgument,
     TableDamaged,
     VersionNotFound,
@@ -214,6 +216,16 @@ def list_partitions(
     ordered = [(column, "ascending") for column in columns]
     rows: list[dict[str, Any]] = pa.table(arrays).sort_by(ordered).to_pylist()
     return rows
+
+
+def find_existing(session: Session, name: str) -> OpenGroup | None:
+    """Open the latest version of a group; None if the group is new or unreadable."""
+    with suppress(FeatureStoreError, OSError):
+        with session.registry.reading() as connection:
+            is_new = featuregroups.find(connection, name) is None
+        if not is_new:
+            return open_group(session, name)
+    return None
 
 
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:

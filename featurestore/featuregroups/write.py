@@ -19,14 +19,9 @@ from featurestore.errors import (
 )
 from featurestore.external import grant_rows
 from featurestore.featuregroups.definition import check_same_definition, definition_differences
-from featurestore.featuregroups.existing import (
-    find_existing,
-    notify,
-    reuse_notice,
-    version_notice,
-)
+from featurestore.featuregroups.existing import notify, reuse_notice, version_notice
 from featurestore.featuregroups.group_write import GroupWrite
-from featurestore.featuregroups.table import next_version, open_group, open_stored
+from featurestore.featuregroups.table import find_existing, next_version, open_group, open_stored
 from featurestore.featuregroups.write_request import WriteRequest
 from featurestore.featuregroups.writers import warn_of_writers
 from featurestore.ingest import count_known_rows, peek_language, schema_of

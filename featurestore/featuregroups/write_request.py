@@ -1,22 +1,34 @@
-"""The request of one write into a feature group, and the checks of its arguments."""
+"""The request of one write into a feature group: its arguments, their checks, and lineage inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from featurestore.errors import InvalidArgument, KeyRequired, OutOfRange, did_you_mean
 from featurestore.featuregroups.definition import check_validation_policy
+from featurestore.featuregroups.handle import FeatureGroup
+from featurestore.featuregroups.records import RecordOrder, ranges_of_positions
+from featurestore.featuregroups.table import open_group
 from featurestore.model.arguments import MAX_INT64
 from featurestore.model.featuregroup import WRITE_MODES, FeatureGroupSpec
 from featurestore.model.group_options import GroupOptions
+from featurestore.model.names import format_group_reference, parse_group_reference
 from featurestore.model.suggestions import SIMILAR_VALUES
+from featurestore.registry import sources
+from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.conversions import existing_inputs, recorded_inputs
+from featurestore.session import Session
 
 if TYPE_CHECKING:
-    from featurestore.featuregroups.records import RecordOrder
     from featurestore.model.source import SourceRead
     from featurestore.plugins.engine import Relation, TimeRange
+
+# "weather", "weather@v2", "source:shop", a handle, or a frame of the store.
+InputReference: TypeAlias = str | FeatureGroup | FeatureFrame
+Inputs: TypeAlias = InputReference | Sequence[InputReference]
+_SOURCE_PREFIX = "source:"
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,22 @@ class WriteRequest:
         if self.transaction is not None:
             _check_transaction(self.transaction)
 
+    def metadata(
+        self, inputs: Sequence[Mapping[str, Any]], reads: Sequence[SourceRead] | None
+    ) -> dict[str, Any]:
+        """Return the metadata of the commit that the request and its rows determine."""
+        metadata: dict[str, Any] = {}
+        all_inputs = [*map(dict, inputs), *(read.to_json() for read in reads or ())]
+        if all_inputs:
+            metadata["inputs"] = all_inputs
+        if self.window is not None:
+            metadata["window"] = dict(self.window)
+        if self.stream is not None:
+            metadata["stream"] = dict(self.stream)
+        if self.order is not None and self.order.written_positions:
+            metadata["replayed"] = ranges_of_positions(self.order.written_positions[0])
+        return metadata
+
 
 def _suggest_mode(mode: object) -> str:
     mode_name = SIMILAR_VALUES["mode"].get(str(mode).lower())
@@ -120,3 +148,88 @@ def _check_transaction(transaction: object) -> None:
     raise InvalidArgument(
         f"transaction={transaction!r} is not (app, n).", hint="transaction=('nightly', 42)"
     )
+
+
+# -- lineage inputs ---------------------------------------------------------------------------
+# Jobs record the inputs that they read. The rows of ``create_featuregroup`` are computed by the
+# caller's code, so their inputs are declared, or known because the dataframe comes from the store.
+
+
+def find_inputs(session: Session, declared: Inputs, df: object) -> tuple[Mapping[str, Any], ...]:
+    """Return the lineage inputs of rows: the declared ones, then those of the dataframe.
+
+    Raises:
+        FeatureGroupNotFound: A declared group does not exist.
+        SourceNotFound: A declared source is not registered.
+        InvalidArgument: A declared input is not a reference, a handle or a frame.
+    """
+    inputs: list[Mapping[str, Any]] = []
+    for reference in _as_references(declared):
+        inputs += _resolve_input(session, reference)
+    inputs += df.inputs if isinstance(df, FeatureFrame) else existing_inputs(session, df)
+    # The first input of a group wins: a declared handle pins the latest Delta version.
+    return tuple(
+        {_identity(lineage_input): lineage_input for lineage_input in reversed(inputs)}.values()
+    )[::-1]
+
+
+def input_texts(declared: Inputs, df: object, *, location: str) -> list[str]:
+    """Return declared and recorded inputs as references for a request to a server."""
+    texts = []
+    for reference in _as_references(declared):
+        if isinstance(reference, FeatureFrame):
+            texts += _group_texts(reference.inputs)
+        elif isinstance(reference, FeatureGroup):
+            texts.append(format_group_reference(reference.name, reference.version))
+        else:
+            texts.append(reference)
+    recorded = df.inputs if isinstance(df, FeatureFrame) else recorded_inputs(df, location)
+    return list(dict.fromkeys([*texts, *_group_texts(recorded)]))
+
+
+def _as_references(declared: Inputs) -> list[InputReference]:
+    if isinstance(declared, InputReference):
+        return [declared]
+    references = list(declared) if isinstance(declared, Iterable) else [declared]
+    for reference in references:
+        if not isinstance(reference, InputReference):
+            raise InvalidArgument(
+                f"inputs= contains {reference!r}, which is not a feature group, a frame of the "
+                "store or a source.",
+                hint="inputs=['weather', 'planes@v2', 'source:shop']",
+            )
+    return references
+
+
+def _resolve_input(session: Session, reference: InputReference) -> list[Mapping[str, Any]]:
+    """Return the lineage inputs of one reference, with groups pinned to their Delta version."""
+    if isinstance(reference, FeatureFrame):
+        return list(reference.inputs)
+    if isinstance(reference, FeatureGroup):
+        group = open_group(session, reference.name, reference.version)
+    elif reference.startswith(_SOURCE_PREFIX):
+        with session.registry.reading() as connection:
+            sources.get(connection, reference.removeprefix(_SOURCE_PREFIX))
+        return [{"source": reference}]
+    else:
+        group = open_group(session, *parse_group_reference(reference))
+    return [
+        {
+            "featuregroup": group.spec.name,
+            "version": group.spec.version,
+            "delta_version": group.delta_version,
+        }
+    ]
+
+
+def _identity(lineage_input: Mapping[str, Any]) -> tuple[object, object]:
+    source = lineage_input.get("source") or lineage_input.get("featuregroup")
+    return source, lineage_input.get("version")
+
+
+def _group_texts(inputs: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [
+        format_group_reference(lineage_input["featuregroup"], lineage_input["version"])
+        for lineage_input in inputs
+        if "featuregroup" in lineage_input
+    ]

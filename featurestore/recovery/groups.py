@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 
 from sqlalchemy.engine import Connection
 
@@ -52,12 +53,12 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
         registered_group = None
     history = commits.history(path)[::-1]
     if registered_group is None:
-        featuregroups.add(
+        add(
             connection,
             spec,
+            meta,
             table_id=table.table_id,
             delta_version=table.version,
-            description=meta.description,
             created=history[0].timestamp if history else None,
             changed=history[-1].timestamp if history else None,
         )
@@ -71,12 +72,35 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
             changed=last_commit_time,
         )
         featuregroups.redefine(connection, spec)
-    describe(connection, name, version, meta)
+        describe(connection, name, version, meta)
     for commit in history:
         # The lineage of earlier commits is already registered.
         if registered_group is None or commit.delta_version > registered_group.delta_version:
             add_lineage(connection, spec, commit)
     return spec
+
+
+def add(
+    connection: Connection,
+    spec: FeatureGroupSpec,
+    meta: commits.Meta,
+    *,
+    table_id: str,
+    delta_version: int,
+    created: datetime | None,
+    changed: datetime | None = None,
+) -> None:
+    """Register a new group version with its description, feature descriptions and tags."""
+    featuregroups.add(
+        connection,
+        spec,
+        table_id=table_id,
+        delta_version=delta_version,
+        description=meta.description,
+        created=created,
+        changed=changed,
+    )
+    describe(connection, spec.name, spec.version, meta)
 
 
 def register_definition(connection: Connection, path: str, name: str, version: int) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from featurestore.featuregroups import FeatureGroup
     from featurestore.featuregroups.discovery import Match
-    from featurestore.featuregroups.inputs import Inputs
+    from featurestore.featuregroups.write_request import Inputs
     from featurestore.model.featuregroup import Commit
     from featurestore.model.group_options import GroupOptions, TypeName
     from featurestore.model.verification import GroupVerifyReport
@@ -219,10 +219,11 @@ class FeatureGroupCalls(StoreBase):
         if_exists: str,
     ) -> FeatureGroup:
         from featurestore.featuregroups import FeatureGroup, WriteRequest, create_named
-        from featurestore.featuregroups.inputs import find_inputs
         from featurestore.featuregroups.renaming import rename_frame_columns
+        from featurestore.featuregroups.write_request import find_inputs
 
-        df = rename_frame_columns(df, rename)
+        if rename is not None:
+            df = rename_frame_columns(df, rename)
         request = WriteRequest(
             name, version=version, options=options, inputs=find_inputs(self._session, inputs, df)
         )

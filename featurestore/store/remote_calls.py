@@ -27,8 +27,8 @@ from featurestore.erasure.run import parse_certificate_json
 from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.definition import convert_reader
 from featurestore.featuregroups.existing import notify
-from featurestore.featuregroups.inputs import input_texts
 from featurestore.featuregroups.renaming import rename_frame_columns
+from featurestore.featuregroups.write_request import input_texts
 from featurestore.model.erasure import ErasureCheck, ErasureReport
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.featuregroup import Commit

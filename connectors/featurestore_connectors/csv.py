@@ -201,48 +201,48 @@ def csv_lines(batch: pa.RecordBatch) -> pa.Array:
 
 def _quote_strings(array: pa.Array) -> pa.Array:
     text = _to_text(array)
-    kind = array.type
-    if not (pat.is_string(kind) or pat.is_binary(kind) or _is_list(kind)):
+    dtype = array.type
+    if not (pat.is_string(dtype) or pat.is_binary(dtype) or _is_list(dtype)):
         return text
     return pc.binary_join_element_wise('"', pc.replace_substring(text, '"', '""'), '"', "")
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pat.is_list(kind) or pat.is_fixed_size_list(kind))
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(pat.is_list(dtype) or pat.is_fixed_size_list(dtype))
 
 
 def _to_text(array: pa.Array) -> pa.Array:
     """Convert an array to unquoted strings."""
-    kind = array.type
-    if _is_list(kind):
+    dtype = array.type
+    if _is_list(dtype):
         return _lists_to_text(array)
-    if pat.is_binary(kind):
-        return _map_values(lambda each: base64.b64encode(each).decode(), array, pa.string())
-    if pat.is_decimal(kind):
+    if pat.is_binary(dtype):
+        return _map_values(lambda data: base64.b64encode(data).decode(), array, pa.string())
+    if pat.is_decimal(dtype):
         return format_decimals(array)
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         # Arrow separates date and time by a space, ISO 8601 by a T.
         return pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1)
     return array.cast(pa.string())
 
 
-def _map_values(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _map_values(function: Callable[[Any], Any], array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Apply a function to each non-null value."""
     values: list[Any] = array.to_pylist()
     for row, value in enumerate(values):
         if value is not None:
             values[row] = function(value)
-    return pa.array(values, kind)
+    return pa.array(values, dtype)
 
 
 def _lists_to_text(array: pa.Array) -> pa.Array:
     """Convert lists to JSON strings."""
     values = array.flatten()
-    kind = values.type
+    dtype = values.type
     items = _to_text(values)
-    if pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind) or _is_time(kind):
+    if pat.is_string(dtype) or pat.is_binary(dtype) or pat.is_decimal(dtype) or _is_time(dtype):
         items = _map_values(_to_json, items, pa.string())
-    elif pat.is_floating(kind):
+    elif pat.is_floating(dtype):
         # JSON has no such numbers, but these names are read by json.loads.
         for arrow, javascript in (("nan", "NaN"), ("inf", "Infinity")):
             items = pc.replace_substring(items, arrow, javascript)
@@ -260,8 +260,8 @@ def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(pat.is_date(kind) or pat.is_timestamp(kind))
+def _is_time(dtype: pa.DataType) -> bool:
+    return bool(pat.is_date(dtype) or pat.is_timestamp(dtype))
 
 
 def _parse_lines(data: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
@@ -283,15 +283,15 @@ def _parse_lines(data: bytes, names: Sequence[str], columns: Sequence[str]) -> p
     )
 
 
-def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    if _is_list(kind):
-        return _lists_from_text(text, kind)
-    if pat.is_binary(kind):
-        return _map_values(lambda each: base64.b64decode(each, validate=True), text, pa.binary())
-    return text.cast(kind)
+def _from_text(text: pa.Array, dtype: pa.DataType) -> pa.Array:
+    if _is_list(dtype):
+        return _lists_from_text(text, dtype)
+    if pat.is_binary(dtype):
+        return _map_values(lambda data: base64.b64decode(data, validate=True), text, pa.binary())
+    return text.cast(dtype)
 
 
-def _lists_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
+def _lists_from_text(text: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Parse lists from JSON, one level at a time: items to strings, then strings to values."""
     items: list[str | None] = []
     offsets, missing = [0], []
@@ -302,11 +302,11 @@ def _lists_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
             parsed_items = json.loads(row, parse_float=str, parse_int=str, parse_constant=str)
             items.extend(map(_item_text, parsed_items))
         offsets.append(len(items))
-    values = _from_text(pa.array(items, pa.string()), kind.value_type)
+    values = _from_text(pa.array(items, pa.string()), dtype.value_type)
     # Arrow reads a null offset as a null list.
     mask = np.array([*missing, False]) if any(missing) else None
     lists = pa.ListArray.from_arrays(pa.array(np.array(offsets, np.int32), mask=mask), values)
-    return cast_array(lists, kind)
+    return cast_array(lists, dtype)
 
 
 def _item_text(item: Any) -> str | None:
@@ -317,10 +317,10 @@ def _item_text(item: Any) -> str | None:
     return text
 
 
-def _is_supported(kind: pa.DataType) -> bool:
-    while _is_list(kind):
-        kind = kind.value_type
-    return not pat.is_nested(kind)
+def _is_supported(dtype: pa.DataType) -> bool:
+    while _is_list(dtype):
+        dtype = dtype.value_type
+    return not pat.is_nested(dtype)
 
 
 def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
@@ -328,13 +328,13 @@ def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
     days = np.array(["0001-01-01", "9999-12-31"], "M8[D]").astype(np.int64).tolist()
     per_day = 86_400_000_000
     refused = []
-    for each in profiles:
-        kind = schema.field(each.name).type
-        if not _is_time(kind) or each.minimum is None or each.maximum is None:
+    for profile in profiles:
+        dtype = schema.field(profile.name).type
+        if not _is_time(dtype) or profile.minimum is None or profile.maximum is None:
             continue
-        unit = per_day if pat.is_timestamp(kind) else 1
-        if each.minimum < days[0] * unit or each.maximum >= (days[1] + 1) * unit:
-            refused.append(each.name)
+        unit = per_day if pat.is_timestamp(dtype) else 1
+        if profile.minimum < days[0] * unit or profile.maximum >= (days[1] + 1) * unit:
+            refused.append(profile.name)
     if refused:
         raise UnsupportedType(
             f"CSV does not support times before the year 1 or after 9999: columns {', '.join(refused)}.",

@@ -109,7 +109,11 @@ class HuggingFaceFormat(PlainFormat):
         features = features_of(schema_from_json(manifest.layout["schema"]))
         splits = [split for split in manifest.splits if split.shards]
         written_files = [
-            _write_json(directory, "dataset_dict.json", {"splits": [each.name for each in splits]})
+            _write_json(
+                directory,
+                "dataset_dict.json",
+                {"splits": [dataset_split.name for dataset_split in splits]},
+            )
         ]
         for split in splits:
             info = {"description": manifest.description, "features": features}

@@ -269,7 +269,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def parquet_type(kind: pa.DataType) -> pa.DataType:
+def parquet_type(dtype: pa.DataType) -> pa.DataType:
     """Return the type in which a feature type is stored.
 
     Parquet has no fixed-size lists.
@@ -277,16 +277,16 @@ def parquet_type(kind: pa.DataType) -> pa.DataType:
     >>> parquet_type(pa.list_(pa.float32(), 3))
     ListType(list<element: float>)
     """
-    if pat.is_fixed_size_list(kind) or pat.is_list(kind):
-        return pa.list_(pa.field("element", parquet_type(kind.value_type)))
-    if pat.is_struct(kind):
-        return pa.struct(list(stored_schema(pa.schema(list(kind)))))
-    return kind
+    if pat.is_fixed_size_list(dtype) or pat.is_list(dtype):
+        return pa.list_(pa.field("element", parquet_type(dtype.value_type)))
+    if pat.is_struct(dtype):
+        return pa.struct(list(stored_schema(pa.schema(list(dtype)))))
+    return dtype
 
 
-def _is_feature_type(kind: pa.DataType) -> bool:
+def _is_feature_type(dtype: pa.DataType) -> bool:
     try:
-        type_to_json(kind)
+        type_to_json(dtype)
     except TypeError:
         return False
     return True

@@ -104,10 +104,12 @@ class WebDatasetFormat(PlainFormat):
     ) -> Layout:
         self.check(schema, compression=compression)
         storage = {
-            each.name: _storage(schema.field(each.name).type, has_nulls=each.inner_nulls > 0)
-            for each in profiles
+            profile.name: _storage(
+                schema.field(profile.name).type, has_nulls=profile.inner_nulls > 0
+            )
+            for profile in profiles
         }
-        files = 1 + sum(each != _JSON for each in storage.values())
+        files = 1 + sum(form != _JSON for form in storage.values())
         return {
             "version": 1,
             "schema": schema_to_json(schema),

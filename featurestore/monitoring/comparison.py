@@ -136,18 +136,18 @@ def measure_distances(chain: Sequence[ComparedProfiles]) -> MeasuredDistances | 
     """
     if not chain or any(not profiles.now.comparable or profiles.rows == 0 for profiles in chain):
         return None
-    if chain[-1].now.kind == "number":
+    if chain[-1].now.value_kind == "number":
         return _measure_numbers(chain)
     values = _frequent_values(chain)
     binned = _bin_chain(chain, partial(_bin_values, frequent=values))
     if binned is None:
         return None
     distances = measure_shares(binned.mixture)
-    if chain[-1].now.kind == "boolean":
+    if chain[-1].now.value_kind == "boolean":
         distances.append(measure_categories("ks", binned.mixture))
     elif has_few_values(chain):
         distances.append(measure_categories("tv", binned.mixture))
-    common = frozenset(each.measure for each in distances if binned.is_common)
+    common = frozenset(distance.measure for distance in distances if binned.is_common)
     labels = (*map(str, values), "others")
     return _to_measured(chain, distances, binned, labels, common)
 
@@ -181,7 +181,7 @@ def _measure_numbers(chain: Sequence[ComparedProfiles]) -> MeasuredDistances | N
         if categories is not None:
             distances.append(measure_categories("tv", categories.mixture))
             chains["tv"] = categories
-    common = frozenset(measure for measure, each in chains.items() if each.is_common)
+    common = frozenset(measure for measure, compared in chains.items() if compared.is_common)
     return _to_measured(chain, distances, binned, _ranges(edges), common)
 
 
@@ -198,7 +198,7 @@ def _to_measured(
         tuple(np.round(binned.mixture.before[0], 5).tolist()),
         tuple(np.round(binned.mixture.now[0], 5).tolist()),
     )
-    return MeasuredDistances({each.measure: each for each in distances}, shares, common)
+    return MeasuredDistances({distance.measure: distance for distance in distances}, shares, common)
 
 
 def _frequent_values(chain: Sequence[ComparedProfiles]) -> list[Value]:
@@ -337,7 +337,11 @@ def without_chain(chain: Sequence[ComparedProfiles]) -> ComparedProfiles:
 
 def _unique_members(chain: Sequence[ComparedProfiles]) -> list[ColumnProfile]:
     """Return the baseline profiles of all windows; consecutive windows may share some."""
-    return list({id(member): member for each in chain for member in each.members}.values())
+    return list(
+        {
+            id(member): member for window_profiles in chain for member in window_profiles.members
+        }.values()
+    )
 
 
 def count_baseline_values(chain: Sequence[ComparedProfiles]) -> dict[Value, int] | None:

@@ -172,12 +172,16 @@ def _value_range(profiles: Sequence[ColumnProfile]) -> tuple[float, float] | Non
     """Return the smallest and the largest number of profiles, or None without numbers."""
     distributions = [profile.cumulative for profile in profiles]
     return _join_ranges(
-        [(each.points[0], each.points[-1]) for each in distributions if each is not None]
+        [
+            (distribution.points[0], distribution.points[-1])
+            for distribution in distributions
+            if distribution is not None
+        ]
     )
 
 
 def _join_ranges(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
-    value_ranges = [each for each in ranges if each is not None]
+    value_ranges = [range for range in ranges if range is not None]
     if not value_ranges:
         return None
     return min(low for low, _ in value_ranges), max(high for _, high in value_ranges)
@@ -199,7 +203,7 @@ def _find_new_values(
     """
     now = chain[-1].now
     baseline_counts = count_baseline_values(chain)
-    is_category = now.kind in ("text", "boolean") or has_few_values(chain)
+    is_category = now.value_kind in ("text", "boolean") or has_few_values(chain)
     if baseline_counts is None or not is_category:
         return []
     new_counts = [
@@ -266,7 +270,7 @@ def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Find
     if (
         baseline_counts is None
         or not profiles.now.complete
-        or profiles.now.kind not in ("text", "boolean")
+        or profiles.now.value_kind not in ("text", "boolean")
     ):
         return []
     window_counts = dict(profiles.now.values)
@@ -290,15 +294,17 @@ def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Find
 
 def select_profiles(name: str, now: Profile, reference: ReferenceWindows) -> ComparedProfiles:
     """Select the profiles of a feature that have the same kind as in the window."""
-    kind = now.columns[name].kind
+    column_kind = now.columns[name].value_kind
 
     def has(profile: Profile) -> bool:
-        return name in profile.columns and profile.columns[name].kind == kind
+        return name in profile.columns and profile.columns[name].value_kind == column_kind
 
-    members = [each.columns[name] for each in reference.members if has(each)]
-    reference_windows = [each.columns[name] for each in reference.reference_windows if has(each)]
+    members = [profile.columns[name] for profile in reference.members if has(profile)]
+    reference_windows = [
+        profile.columns[name] for profile in reference.reference_windows if has(profile)
+    ]
     pairs = zip(reference.reference_windows, reference.groups, strict=False)
-    groups = [group for each, group in pairs if has(each)]
+    groups = [group for profile, group in pairs if has(profile)]
     return ComparedProfiles(members, reference_windows, now.columns[name], groups)
 
 
@@ -311,9 +317,11 @@ def select_compared_features(
         if watched.features is not None and name not in watched.features:
             continue
         baseline_columns = [
-            each.columns[name] for each in reference.members if name in each.columns
+            member.columns[name] for member in reference.members if name in member.columns
         ]
-        if any(each.kind == column.kind for each in baseline_columns):
+        if any(
+            baseline_column.value_kind == column.value_kind for baseline_column in baseline_columns
+        ):
             names.append(name)
     return names
 

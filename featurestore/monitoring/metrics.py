@@ -187,11 +187,11 @@ class Quality:
     @cached_property
     def _expressions(self) -> dict[str, str]:
         expressions = dict(self.watched.metrics)
-        kind = self.predictions.spec.schema.field(self.watched.prediction).type
+        dtype = self.predictions.spec.schema.field(self.watched.prediction).type
         for name in self.watched.measures:
             # A float is a probability, to which the threshold applies; any other prediction is a
             # class.
-            if name == "accuracy" and not pa.types.is_floating(kind):
+            if name == "accuracy" and not pa.types.is_floating(dtype):
                 expressions[name] = SAME_CLASS
             elif name not in (AUC, LOG_LOSS):
                 expressions[name] = SQL_MEASURES[name].replace(
@@ -391,12 +391,12 @@ def _number_expression(column: str) -> str:
 
 
 def _is_number(spec: FeatureGroupSpec, column: str) -> bool:
-    kind = spec.schema.field(column).type
+    dtype = spec.schema.field(column).type
     return bool(
-        pa.types.is_floating(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
+        pa.types.is_floating(dtype)
+        or pa.types.is_integer(dtype)
+        or pa.types.is_boolean(dtype)
+        or pa.types.is_decimal(dtype)
     )
 
 

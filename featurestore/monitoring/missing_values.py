@@ -117,7 +117,7 @@ class MissingValues:
     @property
     def finding(self) -> Finding:
         """The finding for this window alone."""
-        baseline = bounds.baseline_limit([abs(each.share) for each in self.excess.values()])
+        baseline = bounds.baseline_limit([abs(excess.share) for excess in self.excess.values()])
         low, high = _share_bounds(self.now, self.before, max(self.min_change, baseline), self.alpha)
         share = self.now.share
         out = not low <= share <= high

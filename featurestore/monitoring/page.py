@@ -60,19 +60,19 @@ def draw_shares(shares: BinShares) -> str:
 
 def draw_timeline(findings: Sequence[Finding | None]) -> str:
     """Draw a value over windows as a line, its bounds as dashed lines, and outliers as points."""
-    with_value = [each for each in findings if each is not None and each.value is not None]
+    with_value = [shown for shown in findings if shown is not None and shown.value is not None]
     if not with_value:
         return ""
     highest = 1e-9
-    for each in with_value:
-        highest = max(highest, each.value or 0.0, _visible_bound(each))
+    for finding in with_value:
+        highest = max(highest, finding.value or 0.0, _visible_bound(finding))
     step = (_WIDTH - 2 * _SIDE) / max(len(findings) - 1, 1)
     elements = []
     # Bounds are drawn first, so that the line of the values is above them.
     for name in ("low", "high"):
-        bounds = [None if each is None else getattr(each, name) for each in findings]
+        bounds = [None if shown is None else getattr(shown, name) for shown in findings]
         elements.append(_draw_line("bound", bounds, step, highest))
-    values = [None if each is None else each.value for each in findings]
+    values = [None if shown is None else shown.value for shown in findings]
     elements.append(_draw_line("value", values, step, highest))
     for index, finding in enumerate(findings):
         if finding is not None and finding.out and finding.value is not None:
@@ -274,7 +274,7 @@ def _finding_history(finding: Finding, history: Sequence[MonitorReport]) -> list
     """Return the same finding in each window, oldest first; None if it was not evaluated."""
     timeline: list[Finding | None] = []
     for report in reversed(history):
-        matches = [each for each in report.findings if each.key == finding.key]
+        matches = [other for other in report.findings if other.key == finding.key]
         timeline.append(matches[0] if matches else None)
     return timeline
 

@@ -64,7 +64,7 @@ class Profile:
             summary = [
                 column.name,
                 column.type,
-                column.kind,
+                column.value_kind,
                 column.rows,
                 column.missing,
                 column.sampled,
@@ -96,7 +96,7 @@ class Profile:
                 window = Window(parse_moment(start, warn=False), parse_moment(end, warn=False))
             if data["newest"] is not None:
                 newest = parse_moment(data["newest"], warn=False)
-            columns = {str(each[0]): _column_from_json(each) for each in data["columns"]}
+            columns = {str(record[0]): _column_from_json(record) for record in data["columns"]}
             estimates = {
                 str(name): Estimate.from_json(components)
                 for name, components in data.get("estimates", {}).items()
@@ -107,7 +107,7 @@ class Profile:
                 version=int(data["version"]),
                 delta_version=int(data["delta_version"]),
                 columns=columns,
-                types={str(name): str(kind) for name, kind in data["types"].items()},
+                types={str(name): str(type_name) for name, type_name in data["types"].items()},
                 newest=newest,
                 metrics=dict(data["metrics"]),
                 estimates=estimates,
@@ -127,7 +127,7 @@ class ColumnProfile:
 
     name: str
     type: str
-    kind: str
+    value_kind: str
     rows: int
     missing: int
     sampled: int
@@ -145,12 +145,12 @@ class ColumnProfile:
     @property
     def comparable(self) -> bool:
         """Whether the feature has a distribution that can be compared."""
-        return self.kind in _COMPARABLE_KINDS and self.sampled > 0
+        return self.value_kind in _COMPARABLE_KINDS and self.sampled > 0
 
     @cached_property
     def cumulative(self) -> Cumulative | None:
         """The distribution function of a numeric feature, None for other kinds."""
-        if self.kind != "number":
+        if self.value_kind != "number":
             return None
         if self.quantiles:
             return _cumulative_from_quantiles(np.array(self.quantiles))
@@ -204,15 +204,15 @@ def _column_profile(column: ColumnStatistics) -> ColumnProfile:
     values: tuple[tuple[Value, int], ...] = ()
     if column.kind == "number" and not column.top_complete:
         thinned = column.quantiles[::_QUANTILE_STEP]
-        quantiles = tuple(float(f"{as_number(each):.9g}") for each in thinned)
+        quantiles = tuple(float(f"{as_number(quantile):.9g}") for quantile in thinned)
     elif column.kind in _COMPARABLE_KINDS:
-        values = tuple((each.value, each.count) for each in column.top)
+        values = tuple((top_value.value, top_value.count) for top_value in column.top)
     mean = column.mean if isinstance(column.mean, int | float) else None
     sampled = column.count if column.sampled is None else column.sampled
     return ColumnProfile(
         name=column.name,
         type=column.type,
-        kind=column.kind,
+        value_kind=column.kind,
         rows=column.count,
         missing=column.missing,
         sampled=sampled if quantiles or values else 0,
@@ -225,11 +225,11 @@ def _column_profile(column: ColumnStatistics) -> ColumnProfile:
 
 
 def _column_from_json(data: Any) -> ColumnProfile:
-    name, type_, kind, rows, missing, sampled, mean, std, quantiles, values, complete = data
+    name, type_, value_kind, rows, missing, sampled, mean, std, quantiles, values, complete = data
     return ColumnProfile(
         name=str(name),
         type=str(type_),
-        kind=str(kind),
+        value_kind=str(value_kind),
         rows=int(rows),
         missing=int(missing),
         sampled=int(sampled),
@@ -315,17 +315,21 @@ class Estimate:
 
 def merge_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
     """Merge estimates of one metric; return None if there are none or their kinds differ."""
-    if not estimates or len({each.merge for each in estimates}) > 1:
+    if not estimates or len({estimate.merge for estimate in estimates}) > 1:
         return None
     first, *remaining = estimates
     rows, total, squares = first.rows, first.total, first.squares
-    for each in remaining:
+    for estimate in remaining:
         if first.merge == "min":
-            total = min(total, each.total)
+            total = min(total, estimate.total)
         elif first.merge == "max":
-            total = max(total, each.total)
+            total = max(total, estimate.total)
         else:
-            rows, total, squares = rows + each.rows, total + each.total, squares + each.squares
+            rows, total, squares = (
+                rows + estimate.rows,
+                total + estimate.total,
+                squares + estimate.squares,
+            )
     return Estimate(first.merge, rows, total, squares)
 
 

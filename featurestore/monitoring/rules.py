@@ -83,7 +83,7 @@ def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -
             if feature_shares is not None:
                 shares.append(feature_shares)
         missing = missing_values(watched, now, comparison)
-        findings += [each.finding for each in missing.values()]
+        findings += [excess.finding for excess in missing.values()]
         findings += compare_with_anchors(watched, now, comparison)
     if watched.volume is not None:
         finding = check_volume(watched.volume, now, comparison.reference(("volume", "")))
@@ -181,9 +181,9 @@ def check_volume(
     Return None if the history is too short, except for the first empty window, which is out of
     bounds.
     """
-    row_counts = [each.rows for each in reference.same_weektime]
+    row_counts = [profile.rows for profile in reference.same_weektime]
     if len(row_counts) < MIN_HISTORY:
-        before = [each.rows for each in reference.history]
+        before = [profile.rows for profile in reference.history]
         if now.rows or not before or min(before) == 0:
             return None
         return Finding(
@@ -246,11 +246,11 @@ def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | 
 def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
     """Compare columns and their types between two schemas."""
     changes = [f"{name} ({now[name]}) was added" for name in now if name not in before]
-    for name, kind in before.items():
+    for name, type_name in before.items():
         if name not in now:
-            changes.append(f"{name} ({kind}) was removed")
-        elif now[name] != kind:
-            changes.append(f"{name} changed from {kind} to {now[name]}")
+            changes.append(f"{name} ({type_name}) was removed")
+        elif now[name] != type_name:
+            changes.append(f"{name} changed from {type_name} to {now[name]}")
     text = ""
     if changes:
         text = f"columns: {'; '.join(changes)}"

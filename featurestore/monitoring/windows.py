@@ -189,10 +189,10 @@ class Profiler:
             columns=self._select_columns(columns),
         )
         relation = engine.within(
-            relation, TimeRange(time, windows[0].start, max(each.end for each in windows))
+            relation, TimeRange(time, windows[0].start, max(bounds.end for bounds in windows))
         )
-        starts = tuple(to_micros(each.start) for each in windows)
-        ends = tuple(to_micros(each.end) for each in windows)
+        starts = tuple(to_micros(bounds.start) for bounds in windows)
+        ends = tuple(to_micros(bounds.end) for bounds in windows)
         accumulator = WindowsAccumulator(
             time,
             starts,
@@ -238,10 +238,10 @@ class Profiler:
         """
         history = read_history(self.group.path)
         for window in windows:
-            inside = [each for each in history if window.start <= each.time < window.end]
-            before = [each.version for each in history if each.time < window.end]
-            rows = sum(each.rows_in for each in inside)
-            newest = max((each.time for each in inside), default=None)
+            inside = [commit for commit in history if window.start <= commit.time < window.end]
+            before = [commit.version for commit in history if commit.time < window.end]
+            rows = sum(commit.rows_in for commit in inside)
+            newest = max((commit.time for commit in inside), default=None)
             profile = self._compute_table_profile(max(before, default=0))
             yield replace(profile, window=window, rows=rows, newest=newest)
 

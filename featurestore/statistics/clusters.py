@@ -41,7 +41,7 @@ class Clusters:
 
 def select_cluster_rows(state: StatisticsState) -> pa.RecordBatch:
     """Return the rows to cluster: numeric features of at most 20,000 sampled rows."""
-    names = [each.name for each in correlated_columns(state.columns)]
+    names = [column.name for column in correlated_columns(state.columns)]
     state.sample.compact()
     max_rows = max(min(_MAX_ROWS, _MAX_VALUES // max(len(names), 1)), 1)
     return state.sample.rows().select(names).slice(0, max_rows)

@@ -22,7 +22,7 @@ from featurestore.statistics.moments import (
     sum_integers,
     sum_twofold,
 )
-from featurestore.statistics.values import Values, text_prefix, value_lengths
+from featurestore.statistics.values import Values, is_float, text_prefix, value_lengths
 
 ValueCounts = dict[Any, int]
 Extreme = int | float | str | None
@@ -136,7 +136,7 @@ def count_measured(values: Values, *, counts_distinct: bool) -> ColumnCounts:
 def _exact_sum(values: Values, value_counts: ValueCounts | None) -> Total:
     """Return the sum of all finite values, exact for integers and a twofold for floats."""
     low, high = values.extremes or (0, 0)
-    if values.numbers.dtype.kind != "f":
+    if not is_float(values.numbers):
         if value_counts is not None:
             return sum(value * count for value, count in value_counts.items())
         return sum_integers(values.numbers) - values.missing * int(values.pivot)
@@ -240,7 +240,7 @@ def count_numbers(values: Values) -> ValueCounts | None:
     elif _has_many_distinct_values(pa.array(numbers[:PROBED_ROWS])):
         return None
     else:
-        if numbers.dtype.kind == "f":
+        if is_float(numbers):
             numbers = numbers + 0.0  # -0.0 and 0.0 are one value
         array_counts = _count_array(pa.array(numbers))
         if array_counts is None:

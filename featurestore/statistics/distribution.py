@@ -24,7 +24,7 @@ from featurestore.model.statistics import PROBABILITIES
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.moments import Floats
 from featurestore.statistics.state import CountedColumn
-from featurestore.statistics.values import Values
+from featurestore.statistics.values import Values, is_float
 
 Words = NDArray[np.uint64]
 BINS = 30
@@ -163,11 +163,11 @@ def _rank_by_counts(
     return unique, counts, _mid_ranks(sampled)[positions]
 
 
-def _exact_python_dtype(kind: np.dtype[Any]) -> np.dtype[Any]:
+def _exact_python_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype that exactly represents values of a dtype after conversion to Python."""
-    if kind.kind == "f":
+    if np.issubdtype(dtype, np.floating):
         return np.dtype(np.float64)
-    return kind
+    return dtype
 
 
 def _mid_ranks(counts: NDArray[np.int64]) -> Floats:
@@ -329,7 +329,7 @@ def _value_step(
     """Return the step of which all values are multiples, or None for continuous values."""
     if max(abs(low), abs(high)) > _MAX_STEPPED:
         return None
-    if unique.dtype.kind != "f":
+    if not is_float(unique):
         step = float(_common_divisor(unique.astype(np.int64)))
         is_optional = column.value_kind == "time"
     else:
@@ -404,9 +404,9 @@ def sort_ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any
 
 def _to_sortable_words(values: NDArray[Any]) -> Words:
     """Map values to unsigned integers with the same order; the minimum is mapped to 0."""
-    if values.dtype.kind == "f":
+    if is_float(values):
         words = _floats_to_sortable_words(values)
-    elif values.dtype.kind == "u":
+    elif np.issubdtype(values.dtype, np.unsignedinteger):
         words = values.astype(np.uint64)
     else:
         words = values.astype(np.int64).view(np.uint64) ^ _SIGN

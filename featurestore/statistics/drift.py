@@ -74,7 +74,7 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
     if column.top_complete and column.top:
         return _cumulative_from_counts(column.top)
     if column.quantiles:
-        values = np.array([as_number(each) for each in column.quantiles])
+        values = np.array([as_number(quantile) for quantile in column.quantiles])
         grid = np.linspace(0.0, 1.0, len(values))
         # Equal quantiles are one point, at which the function jumps from the first to the last of
         # their probabilities.
@@ -86,8 +86,8 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
 
 def _cumulative_from_counts(top: Sequence[TopValue]) -> Cumulative:
     """Return the stepwise distribution function of completely counted values."""
-    values = np.array([as_number(each.value) for each in top])
-    counts = np.array([each.count for each in top], dtype=np.float64)
+    values = np.array([as_number(top_value.value) for top_value in top])
+    counts = np.array([top_value.count for top_value in top], dtype=np.float64)
     order = np.argsort(values)
     shares = np.cumsum(counts[order])
     shares /= shares[-1]
@@ -156,7 +156,7 @@ def compare_statistics(
                 _TableColumn(column, before), _TableColumn(new[name], after), thresholds
             )
         )
-    features.sort(key=lambda each: (not each.drifted, -(each.psi or 0.0), each.name))
+    features.sort(key=lambda drift: (not drift.drifted, -(drift.psi or 0.0), drift.name))
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
     return DriftReport(
@@ -220,7 +220,7 @@ def _compare_column(
     psi, bins = _population_stability(old, new)
     new_values = _unseen_values(old.column, new.column)
     gone_values = _unseen_values(new.column, old.column)
-    new_rows = sum(each.count for each in new_values)
+    new_rows = sum(new_value.count for new_value in new_values)
     drift = FeatureDrift(
         name=old.column.name,
         kind=old.column.kind,
@@ -316,7 +316,7 @@ def _category_shares(old: _TableColumn, new: _TableColumn) -> tuple[Floats, Floa
 
 
 def _most_frequent_values(top_values: Sequence[TopValue]) -> tuple[Value, ...]:
-    return tuple(each.value for each in top_values[:_MAX_VALUES])
+    return tuple(top_value.value for top_value in top_values[:_MAX_VALUES])
 
 
 def _value_shares(table_column: _TableColumn) -> dict[Value, float]:
@@ -339,8 +339,8 @@ def _unseen_values(old: ColumnStatistics, new: ColumnStatistics) -> list[TopValu
     """
     if not old.top_complete or old.kind not in ("text", "boolean", "number"):
         return []
-    old_values = {each.value for each in old.top}
-    return [each for each in new.top if each.value not in old_values]
+    old_values = {top_value.value for top_value in old.top}
+    return [top_value for top_value in new.top if top_value.value not in old_values]
 
 
 def _ks_distance(old: ColumnStatistics, new: ColumnStatistics) -> float | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, canonical_values, valid_mask
 from featurestore.statistics.counts import dictionary_codes
-from featurestore.statistics.values import Bools, Values, empty
+from featurestore.statistics.values import Bools, Values, empty, is_float
 
 Hashes = NDArray[np.uint64]
 _HALF = np.uint64(32)
@@ -142,7 +142,7 @@ def _codes_with_null(column: pa.DictionaryArray) -> NDArray[np.int32]:
 
 
 def _may_be_zero(values: Values) -> bool:
-    if values.numbers.dtype.kind != "f" or values.extremes is None:
+    if not is_float(values.numbers) or values.extremes is None:
         return False
     low, high = values.extremes
     return bool(low <= 0.0 <= high)

@@ -129,7 +129,7 @@ def _compute_correlations(
 
     Pearson's correlations cover all rows if the pairs were counted, otherwise only the sample.
     """
-    names = tuple(each.name for each in correlated_columns(state.columns))
+    names = tuple(column.name for column in correlated_columns(state.columns))
     if len(names) < 2:
         return None, None
     is_truncated = state.sample.is_truncated
@@ -138,7 +138,7 @@ def _compute_correlations(
     if not is_counted:
         linear = co_moments([sampled[name] for name in names], weights=weights)
     ranks = [distributions[name].ranks for name in names]
-    ranked = co_moments([each for each in ranks if each is not None], weights=weights)
+    ranked = co_moments([rank for rank in ranks if rank is not None], weights=weights)
     return (
         _correlations("pearson", names, linear, sampled=is_truncated and not is_counted),
         _correlations("spearman", names, ranked, sampled=is_truncated),
@@ -265,17 +265,17 @@ def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | N
     return mean
 
 
-def _column_std(moments: Moments, kind: pa.DataType) -> float | None:
+def _column_std(moments: Moments, dtype: pa.DataType) -> float | None:
     """Return the standard deviation, in seconds for time columns."""
     variance = moments.variance
     if variance is None or not math.isfinite(variance):
         return None
     std = math.sqrt(variance)
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         # Times are counted in days or microseconds, and deviations of times are reported in
         # seconds.
         return std * _SECONDS_PER_DAY
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return std * (1 / _MICROS_PER_SECOND)
     return std
 
@@ -285,15 +285,15 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _format_value(value: Any, kind: pa.DataType) -> Value:
+def _format_value(value: Any, dtype: pa.DataType) -> Value:
     """Convert a column value to the representation in statistics."""
-    if pat.is_date(kind) or pat.is_timestamp(kind):
-        return time_text(value, kind)
-    if pat.is_boolean(kind):
+    if pat.is_date(dtype) or pat.is_timestamp(dtype):
+        return time_text(value, dtype)
+    if pat.is_boolean(dtype):
         return bool(value)
-    if pat.is_string(kind) and len(value) > MAX_TEXT_CHARACTERS:
+    if pat.is_string(dtype) and len(value) > MAX_TEXT_CHARACTERS:
         return f"{value[:MAX_TEXT_CHARACTERS]}…"
-    return _to_integer(value, kind)
+    return _to_integer(value, dtype)
 
 
 def _format_computed(value: float, column: CountedColumn, counts: ColumnCounts) -> float | str:
@@ -306,14 +306,14 @@ def _format_computed(value: float, column: CountedColumn, counts: ColumnCounts) 
     return time_text(clip_to_calendar(value, column.type, low=low, high=high), column.type)
 
 
-def _to_integer(value: Any, kind: pa.DataType) -> Any:
+def _to_integer(value: Any, dtype: pa.DataType) -> Any:
     """Convert integral floats of integer columns to int."""
-    if isinstance(value, float) and value.is_integer() and pat.is_integer(kind):
+    if isinstance(value, float) and value.is_integer() and pat.is_integer(dtype):
         return int(value)
     return value
 
 
-def time_text(value: float, kind: pa.DataType) -> str:
+def time_text(value: float, dtype: pa.DataType) -> str:
     """Format days (for dates) or microseconds (for timestamps) since 1970 as a time.
 
     >>> time_text(19723, pa.date32()), time_text(19723.5, pa.date32())
@@ -321,7 +321,7 @@ def time_text(value: float, kind: pa.DataType) -> str:
     >>> time_text(253402300800000000, pa.timestamp("us", tz="UTC"))
     '10000-01-01T00:00:00.000000+00:00'
     """
-    if not pat.is_date(kind):
+    if not pat.is_date(dtype):
         return _format_instant(round(value))
     days = math.floor(value)
     if days == value or not _FIRST_DAY <= days <= _LAST_DAY:
@@ -329,13 +329,13 @@ def time_text(value: float, kind: pa.DataType) -> str:
     return _format_instant(days * _MICROS_PER_DAY + round((value - days) * _MICROS_PER_DAY))
 
 
-def clip_to_calendar(value: float, kind: pa.DataType, *, low: float, high: float) -> float:
+def clip_to_calendar(value: float, dtype: pa.DataType, *, low: float, high: float) -> float:
     """Clip a computed time to Python's calendar if all values of the column are within it.
 
     Means, quantiles and edges are computed as float64, which has a resolution of 32 microseconds in
     the year 9999, so that a result may be slightly outside of the calendar.
     """
-    is_date = pat.is_date(kind)
+    is_date = pat.is_date(dtype)
     first = _FIRST_DAY if is_date else _FIRST_MICROS
     last = _LAST_DAY if is_date else _LAST_MICROS
     return max(min(value, max(last, high)), min(first, low))

@@ -30,12 +30,17 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> np
     >>> empty((2, 3)).shape
     (2, 3)
     """
-    kind = np.dtype(dtype)
+    data_type = np.dtype(dtype)
     size = shape if isinstance(shape, int) else math.prod(shape)
-    return np.frombuffer(pa.allocate_buffer(size * kind.itemsize), kind).reshape(shape)
+    return np.frombuffer(pa.allocate_buffer(size * data_type.itemsize), data_type).reshape(shape)
 
 
 _EXACT_IN_FLOAT64 = 1 << 52
+
+
+def is_float(numbers: NDArray[Any]) -> bool:
+    """Return whether an array has floats."""
+    return np.issubdtype(numbers.dtype, np.floating)
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,11 @@ class Values:
     @cached_property
     def _fits_float64(self) -> bool:
         """Whether float64 represents all numbers and their differences exactly."""
-        if self.numbers.dtype.kind == "f" or self.numbers.dtype.itemsize < 8:
+        if is_float(self.numbers) or self.numbers.dtype.itemsize < 8:
             return True
         if self.extremes is None:
             return True
-        return max(abs(int(each)) for each in self.extremes) < _EXACT_IN_FLOAT64
+        return max(abs(int(extreme)) for extreme in self.extremes) < _EXACT_IN_FLOAT64
 
     @cached_property
     def _has_exact_differences(self) -> bool:
@@ -131,19 +136,19 @@ def measured_values(column: pa.Array) -> Values:
     if nulls < len(column):
         with np.errstate(invalid="ignore"):
             extremes = numbers.min(), numbers.max()
-        if numbers.dtype.kind == "f" and not np.isfinite(extremes).all():
+        if is_float(numbers) and not np.isfinite(extremes).all():
             return _values_with_non_finite(numbers, present, nulls)
     return Values(numbers, present, pivot, extremes, nulls)
 
 
 def value_lengths(column: pa.Array) -> NDArray[np.int64]:
     """Return the lengths of the non-null values: characters, bytes or elements."""
-    kind = column.type
-    if pat.is_fixed_size_list(kind):
-        return np.full(len(column) - column.null_count, kind.list_size, dtype=np.int64)
-    if (pat.is_string(kind) or pat.is_large_string(kind)) and not _is_ascii(column):
+    dtype = column.type
+    if pat.is_fixed_size_list(dtype):
+        return np.full(len(column) - column.null_count, dtype.list_size, dtype=np.int64)
+    if (pat.is_string(dtype) or pat.is_large_string(dtype)) and not _is_ascii(column):
         lengths = pc.utf8_length(column)
-    elif not pat.is_nested(kind):
+    elif not pat.is_nested(dtype):
         lengths = pc.binary_length(column)
     else:
         lengths = pc.list_value_length(column)
@@ -167,8 +172,8 @@ def _is_ascii(texts: pa.Array) -> bool:
     _, offsets, data = texts.buffers()
     if data is None or not len(texts):
         return True
-    kind = np.dtype(np.int64 if pat.is_large_string(texts.type) else np.int32)
-    ends = np.frombuffer(offsets, kind, len(texts) + 1, texts.offset * kind.itemsize)
+    dtype = np.dtype(np.int64 if pat.is_large_string(texts.type) else np.int32)
+    ends = np.frombuffer(offsets, dtype, len(texts) + 1, texts.offset * dtype.itemsize)
     inside = np.frombuffer(data, dtype=np.uint8)[ends[0] : ends[-1]]
     return bool(inside.max(initial=0) < 128)
 
@@ -193,7 +198,7 @@ def _select_finite(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]
     """Return the finite values at the start of a column."""
     if present is not None:
         numbers = numbers[present[: len(numbers)]]
-    if numbers.dtype.kind == "f":
+    if is_float(numbers):
         numbers = numbers[np.isfinite(numbers)]
     return numbers
 
@@ -229,18 +234,18 @@ def _values_with_non_finite(numbers: Floats, present: Bools | None, nulls: int) 
 
 def _to_numbers(column: pa.Array) -> NDArray[Any]:
     """Return one number for each row; the numbers in null rows are arbitrary."""
-    kind = column.type
-    if pat.is_boolean(kind):
+    dtype = column.type
+    if pat.is_boolean(dtype):
         return _unpack_bits(column.buffers()[1], column).view(np.int8)
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         column = column.cast(pa.int32())
-    elif pat.is_timestamp(kind):
+    elif pat.is_timestamp(dtype):
         # Statistics of all timestamps are in microseconds, independent of the column's unit.
-        column = column.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
-    elif pat.is_decimal(kind):
+        column = column.cast(pa.timestamp("us", tz=dtype.tz)).cast(pa.int64())
+    elif pat.is_decimal(dtype):
         column = column.cast(pa.float64())
     numbers = _buffer_view(column)
-    if numbers.dtype.kind == "f":
+    if is_float(numbers):
         return np.asarray(numbers, dtype=np.float64)
     return numbers
 

@@ -128,8 +128,8 @@ def check_types(
     )
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+def _is_number(dtype: pa.DataType) -> bool:
+    return bool(pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_decimal(dtype))
 
 
 def _distinct_values(alias: str, tables: Sequence[str]) -> exp.Subquery:

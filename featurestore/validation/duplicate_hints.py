@@ -49,8 +49,8 @@ class DuplicateRows:
 
     def is_time(self, column: str) -> bool:
         """Return whether a column has timestamps or dates."""
-        kind = self.schema.field(column).type
-        return pat.is_timestamp(kind) or pat.is_date(kind)
+        dtype = self.schema.field(column).type
+        return pat.is_timestamp(dtype) or pat.is_date(dtype)
 
 
 def duplicate_keys_hint(rows: DuplicateRows, *, engine: Engine, library: str) -> str:

@@ -40,21 +40,23 @@ def compute_measures(
     aggregated: list[Measure] = []
     expressions: list[exp.Expr] = []
     values: dict[Measure, Any] = {}
-    for each in distinct_measures:
-        if each.kind in ("repeated", "repeated_rows"):
+    for distinct_measure in distinct_measures:
+        if distinct_measure.kind in ("repeated", "repeated_rows"):
             # These measures group the rows by different columns, so each requires a separate query.
             query = _repeated_rows_query(
-                each.columns, relation.schema, with_missing=each.kind == "repeated_rows"
+                distinct_measure.columns,
+                relation.schema,
+                with_missing=distinct_measure.kind == "repeated_rows",
             )
-            values[each] = int(_query_row(relation, query, engine=engine)["n"])
+            values[distinct_measure] = int(_query_row(relation, query, engine=engine)["n"])
         else:
-            aggregated.append(each)
-            expressions += _measure_expressions(each, relation.schema)
+            aggregated.append(distinct_measure)
+            expressions += _measure_expressions(distinct_measure, relation.schema)
     if aggregated:
         query = exp.select(*expressions).from_(_rows_table())
         row = _query_row(relation, query, engine=engine)
-        for each in aggregated:
-            values[each] = _read_measured_value(each, row)
+        for distinct_measure in aggregated:
+            values[distinct_measure] = _read_measured_value(distinct_measure, row)
     return values
 
 
@@ -94,14 +96,14 @@ def _measure_expressions(measure: Measure, schema: pa.Schema) -> list[exp.Expr]:
         present_rows = exp.Case().when(exp.or_(*conditions), exp.Literal.number(1))
         return [exp.alias_(exp.Count(this=present_rows), name, quoted=True)]
     column = measure.columns[0]
-    kind = schema.field(column).type
-    value = _nan_as_null(column, kind)
+    dtype = schema.field(column).type
+    value = _nan_as_null(column, dtype)
     if measure.kind == "std":
         return _deviation_expressions(exp.cast(value, "double"), name)
-    return [exp.alias_(_aggregate_expression(measure.kind, value, kind), name, quoted=True)]
+    return [exp.alias_(_aggregate_expression(measure.kind, value, dtype), name, quoted=True)]
 
 
-def _aggregate_expression(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
+def _aggregate_expression(measure: str, value: exp.Expr, dtype: pa.DataType) -> exp.Expr:
     """Return the SQL aggregate of one column."""
     from sqlglot import exp
 
@@ -115,10 +117,10 @@ def _aggregate_expression(measure: str, value: exp.Expr, kind: pa.DataType) -> e
         return exp.Avg(this=exp.cast(value, "double"))
     if measure == "median":
         return exp.Median(this=exp.cast(value, "double"))
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         return exp.Sum(this=value)
     # Sums of 64-bit integers may overflow 64 bits.
-    scale = decimal_places(kind)
+    scale = decimal_places(dtype)
     return exp.Sum(this=exp.cast(value, f"decimal(38, {scale})"))
 
 
@@ -139,12 +141,12 @@ def _deviation_expressions(number: exp.Expr, name: str) -> list[exp.Expr]:
     ]
 
 
-def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
+def _nan_as_null(name: str, dtype: pa.DataType) -> exp.Expr:
     """Return the SQL expression of a column with NaN replaced by null."""
     from sqlglot import exp
 
     column = exp.column(name, quoted=True)
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         # Measures treat NaN as missing, but engines order NaN above all numbers and propagate it in
         # sums.
         return exp.Case().when(exp.IsNan(this=column).not_(), column.copy())

@@ -161,10 +161,10 @@ class LargeColumns:
         return take_values(pa.concat_arrays(chunk_values), inverse_order)
 
 
-def is_large(kind: pa.DataType) -> bool:
+def is_large(dtype: pa.DataType) -> bool:
     """Return whether values of a type are too large to be moved twice.
 
     >>> is_large(pa.binary()), is_large(pa.list_(pa.float32(), 3)), is_large(pa.string())
     (True, True, False)
     """
-    return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_fixed_size_list(kind))
+    return bool(pat.is_binary(dtype) or pat.is_list(dtype) or pat.is_fixed_size_list(dtype))

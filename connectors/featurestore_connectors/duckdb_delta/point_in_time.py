@@ -98,14 +98,14 @@ def read_source(engine: Engine, source: Source, columns: list[str]) -> Relation:
     )
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _plain_type(dtype: pa.DataType) -> pa.DataType:
     """Return a type with variable-size lists instead of fixed-size lists."""
-    if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-        return pa.list_(pa.field("item", _plain_type(kind.value_type)))
-    if pat.is_struct(kind):
-        fields = map(kind.field, range(kind.num_fields))
+    if pat.is_list(dtype) or pat.is_fixed_size_list(dtype):
+        return pa.list_(pa.field("item", _plain_type(dtype.value_type)))
+    if pat.is_struct(dtype):
+        fields = map(dtype.field, range(dtype.num_fields))
         return pa.struct(list(map(plain_field, fields)))
-    return kind
+    return dtype
 
 
 def plain_field(field: pa.Field) -> pa.Field:
@@ -210,12 +210,12 @@ class _SideQuery:
 
     def join_clause(self) -> str:
         """Return the join of the candidate rows to the labels."""
-        kind = "LEFT JOIN"
+        join = "LEFT JOIN"
         if self.plan.how == "inner":
-            kind = "JOIN"
+            join = "JOIN"
         if self.rule.needs_running_maximum:
             # The query of this side already has the label number of each row.
-            return f"{kind} {self.name} ON l.{_NUMBER} = {self.name}.number"
+            return f"{join} {self.name} ON l.{_NUMBER} = {self.name}.number"
         conditions = []
         for key, (label_column, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
             label_value, row_value = self._label_key(label_column, column), f"{self.name}.{key}"
@@ -227,8 +227,8 @@ class _SideQuery:
             conditions.append(f"{label_value} = {row_value}")
         if self.rule.is_timed:
             conditions.append(f"{label_time(self.plan)} >= {self.name}.event")
-            kind = f"ASOF {kind}"
-        return f"{kind} {self.name} ON {' AND '.join(conditions)}"
+            join = f"ASOF {join}"
+        return f"{join} {self.name} ON {' AND '.join(conditions)}"
 
     def _label_key(self, label_column: str, key: str, *, table: str = "l") -> str:
         """Return a label key in the type of the group's key."""
@@ -387,9 +387,9 @@ def _first_rows_query(rows: str, columns: list[str], order: list[str]) -> str:
     return f"SELECT * FROM ({rows}) QUALIFY lag(true) OVER {window} IS NULL"
 
 
-def timestamp(value: str, kind: pa.DataType) -> str:
+def timestamp(value: str, dtype: pa.DataType) -> str:
     """Return a time column as a timestamp; a date is converted to midnight in UTC."""
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         return f"make_timestamptz(epoch_us(CAST({value} AS TIMESTAMP)))"
     return value
 

@@ -98,7 +98,7 @@ def _to_relation(native: duckdb.DuckDBPyRelation, rows: duckdb.DuckDBPyRelation)
     with relation_lock():
         # Only a result has an Arrow schema, and LIMIT 0 reads no rows.
         arrow_schema = rows.limit(0).to_arrow_table().schema
-        return cast_to_features(native, arrow_schema, [str(kind) for kind in rows.types])
+        return cast_to_features(native, arrow_schema, [str(dtype) for dtype in rows.types])
 
 
 class _ForeignRelation:
@@ -284,7 +284,7 @@ def sql(
 ) -> Relation:
     """Return the result of a query over named relations, with bound ``$name`` parameters."""
     # Only for queries of the engine; user queries run in the sandbox (``UserSql``).
-    natives = {name: each.native for name, each in tables.items()}
+    natives = {name: table.native for name, table in tables.items()}
     try:
         native = database.bind(query, natives, parameters=parameters)
     except InvalidSql as error:
@@ -293,7 +293,7 @@ def sql(
     with relation_lock():
         rows = cast_to_storable_types(native)
     result = _to_relation(rows, rows)
-    single_use = any(each.single_use for each in tables.values())
+    single_use = any(table.single_use for table in tables.values())
     return relation(result.native, result.schema, single_use=single_use)
 
 

@@ -382,9 +382,9 @@ def _key_bounds(
     """Return the minimum and maximum ordinals of key columns that have file statistics."""
     expressions: dict[str, str] = {}
     for name in key:
-        kind = state.schema.field(name).type if name in state.schema.names else None
-        if kind is not None and has_bounds(kind):
-            expressions[name] = _ordinal_expression(sqltext.quote(name), kind)
+        dtype = state.schema.field(name).type if name in state.schema.names else None
+        if dtype is not None and has_bounds(dtype):
+            expressions[name] = _ordinal_expression(sqltext.quote(name), dtype)
     if not expressions:
         return {}
     aggregates = []
@@ -398,11 +398,11 @@ def _key_bounds(
     return ranges
 
 
-def _ordinal_expression(column: str, kind: pa.DataType) -> str:
+def _ordinal_expression(column: str, dtype: pa.DataType) -> str:
     """Return the SQL for the ordinal of a column: microseconds, days or the integer itself."""
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return f"epoch_us({column})"
-    return f"({column} - DATE '1970-01-01')" if pat.is_date(kind) else column
+    return f"({column} - DATE '1970-01-01')" if pat.is_date(dtype) else column
 
 
 def _overlapping_files(

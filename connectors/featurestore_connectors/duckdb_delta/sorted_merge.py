@@ -127,12 +127,12 @@ def _has_supported_types(plan: FeaturePlan, side: FeatureSide) -> bool:
     return all(map(_is_time, times)) and not any(map(is_unbounded, outputs))
 
 
-def _is_integer(kind: pa.DataType) -> bool:
-    return bool(pat.is_integer(kind) and not pat.is_uint64(kind))
+def _is_integer(dtype: pa.DataType) -> bool:
+    return bool(pat.is_integer(dtype) and not pat.is_uint64(dtype))
 
 
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(pat.is_date32(kind) or (pat.is_timestamp(kind) and kind.unit == "us"))
+def _is_time(dtype: pa.DataType) -> bool:
+    return bool(pat.is_date32(dtype) or (pat.is_timestamp(dtype) and dtype.unit == "us"))
 
 
 def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:

@@ -68,27 +68,27 @@ def timestamp_literal(value: datetime) -> str:
     return f"TIMESTAMPTZ '{value.isoformat(sep=' ', timespec='microseconds')}'"
 
 
-def column_type(kind: pa.DataType) -> str:
+def column_type(dtype: pa.DataType) -> str:
     """Return the DuckDB type of a feature or storage type.
 
     >>> column_type(pa.list_(pa.float32(), 4))
     'FLOAT[4]'
     """
-    if kind in _TYPE_NAMES:
-        return _TYPE_NAMES[kind]
-    if pat.is_decimal(kind):
-        return f"DECIMAL({kind.precision},{kind.scale})"
-    if pat.is_fixed_size_list(kind):
-        return f"{column_type(kind.value_type)}[{kind.list_size}]"
-    if pat.is_list(kind):
-        return f"{column_type(kind.value_type)}[]"
-    if pat.is_struct(kind):
+    if dtype in _TYPE_NAMES:
+        return _TYPE_NAMES[dtype]
+    if pat.is_decimal(dtype):
+        return f"DECIMAL({dtype.precision},{dtype.scale})"
+    if pat.is_fixed_size_list(dtype):
+        return f"{column_type(dtype.value_type)}[{dtype.list_size}]"
+    if pat.is_list(dtype):
+        return f"{column_type(dtype.value_type)}[]"
+    if pat.is_struct(dtype):
         fields = []
-        for index in range(kind.num_fields):
-            field = kind.field(index)
+        for index in range(dtype.num_fields):
+            field = dtype.field(index)
             fields.append(f"{quote(field.name)} {column_type(field.type)}")
         return f"STRUCT({', '.join(fields)})"
-    raise TypeError(f"{kind} is not a feature type")
+    raise TypeError(f"{dtype} is not a feature type")
 
 
 def casts(target: pa.Schema, source: Mapping[str, str]) -> str:

@@ -284,8 +284,8 @@ def _label_rows(side: WindowSide, label_schema: pa.Schema, group: _SortKey) -> s
         columns += [f"{key} AS k{number}" for number, key in enumerate(keys)]
     for letter, columns_of_kind in (("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(columns_of_kind):
-            kind = column_type(plain_field(schema.field(name)).type)
-            columns.append(f"NULL::{kind} AS {letter}{number}")
+            duckdb_type = column_type(plain_field(schema.field(name)).type)
+            columns.append(f"NULL::{duckdb_type} AS {letter}{number}")
     for number in range(len(side.conditions)):
         columns.append(f"NULL::BOOLEAN AS w{number}")
     for number, name in enumerate(label_schema.names):

@@ -181,25 +181,25 @@ def _check_frame(
     frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
 ) -> list[CheckOutcome]:
     """Return the outcomes of expectations without row conditions on a data frame."""
-    converted = [typed_arguments(each, schema) for each in expectations]
+    converted = [typed_arguments(member, schema) for member in expectations]
     results = _validate(frame, converted, {"result_format": "BASIC", "partial_unexpected_count": 0})
     # A second run, of the failed expectations only, returns the failing rows.
     failing, rerun = [], []
-    for index, each in enumerate(results):
-        if _unexpected_count(each) and is_row_level(expectations[index]):
+    for index, outcome in enumerate(results):
+        if _unexpected_count(outcome) and is_row_level(expectations[index]):
             failing.append(index)
             rerun.append(converted[index])
     masks = _failing_rows(frame, rerun)
     failing_rows = dict(zip(failing, masks, strict=True))
     outcomes = []
-    for index, (expectation, each) in enumerate(zip(expectations, results, strict=True)):
-        result = _convert_result(expectation, each, len(frame))
+    for index, (expectation, outcome) in enumerate(zip(expectations, results, strict=True)):
+        result = _convert_result(expectation, outcome, len(frame))
         # The library converts limits to floats, with which decimals are not compared.
         if isinstance(result.observed, Decimal) and not result.row_level:
             is_met = aggregates.is_between(converted[index], result.observed)
             result = replace(result, success=is_met)
-        missing = int(each.result.get("missing_count") or 0)
-        checked = int(each.result.get("element_count", len(frame))) - missing
+        missing = int(outcome.result.get("missing_count") or 0)
+        checked = int(outcome.result.get("element_count", len(frame))) - missing
         outcomes.append(CheckOutcome(result, checked, failing_rows.get(index)))
     return outcomes
 
@@ -223,8 +223,8 @@ def _validate(
     gx = import_library()
     results: list[Any] = [None] * len(expectations)
     objects = []
-    for index, each in enumerate(expectations):
-        expectation = build_expectation(each)
+    for index, member in enumerate(expectations):
+        expectation = build_expectation(member)
         expectation.id = None
         # The number assigns the results to the expectations, since the library may reorder them.
         expectation.meta = {**(expectation.meta or {}), "number": index}
@@ -238,12 +238,12 @@ def _validate(
             if len(expectations) == 1:
                 raise not_computed_error(expectations[0], error) from error
             # Invalid arguments abort the library before it evaluates any expectation.
-            for each in expectations:
-                _validate(frame, [each], result_format)
+            for member in expectations:
+                _validate(frame, [member], result_format)
             raise
-    for each in outcome.results:
-        _raise_failure(each)
-        results[each.expectation_config.meta["number"]] = each
+    for member in outcome.results:
+        _raise_failure(member)
+        results[member.expectation_config.meta["number"]] = member
     return results
 
 
@@ -274,9 +274,9 @@ def _failing_rows(
         "partial_unexpected_count": 0,
     }
     masks = []
-    for each in _validate(frame, expectations, complete):
+    for result in _validate(frame, expectations, complete):
         mask = np.zeros(len(frame), dtype=np.bool_)
-        mask[np.asarray(each.result.get("unexpected_index_list") or [], dtype=np.int64)] = True
+        mask[np.asarray(result.result.get("unexpected_index_list") or [], dtype=np.int64)] = True
         masks.append(mask)
     return masks
 
@@ -309,12 +309,12 @@ def _raise_failure(result: Any) -> None:
     exceptions = (
         [exception_info] if "raised_exception" in exception_info else exception_info.values()
     )
-    for each in exceptions:
-        if isinstance(each, Mapping) and each.get("raised_exception"):
+    for exception in exceptions:
+        if isinstance(exception, Mapping) and exception.get("raised_exception"):
             config = result.expectation_config
             kwargs = dict(config.kwargs)
             kwargs.pop("batch_id", None)
-            reason = str(each.get("exception_message")).strip()
+            reason = str(exception.get("exception_message")).strip()
             raise not_computed_error({"type": config.type, "kwargs": kwargs}, reason)
 
 

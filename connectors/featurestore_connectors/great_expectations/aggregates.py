@@ -59,29 +59,33 @@ _DISTINCT_ONLY = frozenset(
 
 def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
     """Return the measures that determine an expectation, or None if measures are not sufficient."""
-    kind, kwargs = str(expectation["type"]), expectation["kwargs"]
+    expectation_type, kwargs = str(expectation["type"]), expectation["kwargs"]
     # Engines compute measures over all rows.
     if kwargs.get("row_condition"):
         return None
-    if kind in _ROW_COUNTS:
+    if expectation_type in _ROW_COUNTS:
         return (ROWS,)
     columns = _expectation_columns(expectation)
     if not set(columns) <= set(schema.names):
         return None
     types = [schema.field(name).type for name in columns]
-    if kind in _UNIQUENESS:
+    if expectation_type in _UNIQUENESS:
         ignored = kwargs.get("ignore_row_if", "all_values_are_missing")
         if any(map(is_nested, types)) or ignored not in ("never", "all_values_are_missing"):
             return None
         if ignored == "never":
             return ROWS, Measure("repeated_rows", columns)
         return ROWS, Measure("present", columns), Measure("repeated", columns)
-    if kind in _NUMERIC_MEASURES and is_number(types[0]):
-        return ROWS, Measure(_NUMERIC_MEASURES[kind], columns)
-    if kind in _ORDERED_MEASURES and (is_number(types[0]) or pat.is_temporal(types[0])):
-        return ROWS, Measure(_ORDERED_MEASURES[kind], columns)
-    if kind in _COUNT_MEASURES and not is_nested(types[0]):
-        return ROWS, Measure("present", columns), Measure(_COUNT_MEASURES[kind], columns)
+    if expectation_type in _NUMERIC_MEASURES and is_number(types[0]):
+        return ROWS, Measure(_NUMERIC_MEASURES[expectation_type], columns)
+    if expectation_type in _ORDERED_MEASURES and (is_number(types[0]) or pat.is_temporal(types[0])):
+        return ROWS, Measure(_ORDERED_MEASURES[expectation_type], columns)
+    if expectation_type in _COUNT_MEASURES and not is_nested(types[0]):
+        return (
+            ROWS,
+            Measure("present", columns),
+            Measure(_COUNT_MEASURES[expectation_type], columns),
+        )
     return None
 
 
@@ -106,8 +110,8 @@ def evaluate(
     warning: bool,
 ) -> ExpectationResult:
     """Return an expectation result in the form of Great Expectations, computed from measures."""
-    kind, columns = str(expectation["type"]), _expectation_columns(expectation)
-    if kind in _UNIQUENESS:
+    expectation_type, columns = str(expectation["type"]), _expectation_columns(expectation)
+    if expectation_type in _UNIQUENESS:
         rows = checked = int(measured[ROWS])
         if expectation["kwargs"].get("ignore_row_if") == "never":
             repeated = int(measured[Measure("repeated_rows", columns)])
@@ -117,7 +121,7 @@ def evaluate(
         return _uniqueness_result(
             expectation, rows, checked=checked, repeated=repeated, warning=warning
         )
-    observed = _observed_value(kind, columns, measured)
+    observed = _observed_value(expectation_type, columns, measured)
     is_met = is_between(typed_arguments(expectation, schema), observed)
     return ExpectationResult(
         expectation, is_met, measured[ROWS], row_level=False, observed=observed, warning=warning
@@ -175,15 +179,17 @@ def _uniqueness_result(
     )
 
 
-def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measure, Any]) -> Any:
+def _observed_value(
+    expectation_type: str, columns: tuple[str, ...], measured: Mapping[Measure, Any]
+) -> Any:
     """Return the value that an expectation compares with its bounds."""
-    if kind in _ROW_COUNTS:
+    if expectation_type in _ROW_COUNTS:
         return measured[ROWS]
-    measure = (_NUMERIC_MEASURES | _ORDERED_MEASURES | _COUNT_MEASURES)[kind]
+    measure = (_NUMERIC_MEASURES | _ORDERED_MEASURES | _COUNT_MEASURES)[expectation_type]
     value = measured[Measure(measure, columns)]
-    if kind == "expect_column_proportion_of_non_null_values_to_be_between":
+    if expectation_type == "expect_column_proportion_of_non_null_values_to_be_between":
         return _fraction(value, measured[ROWS])
-    if kind == "expect_column_proportion_of_unique_values_to_be_between":
+    if expectation_type == "expect_column_proportion_of_unique_values_to_be_between":
         return _fraction(value, measured[Measure("present", columns)])
     # The sum of no rows is null in SQL and 0 in pandas.
     if measure == "sum" and value is None:
@@ -243,9 +249,9 @@ def _fits_float(column: pa.ChunkedArray) -> bool:
     return bounds["min"] is None or (bounds["min"] >= -_MAX_EXACT and bounds["max"] <= _MAX_EXACT)
 
 
-def _nullable_dtype(kind: pa.DataType) -> Any:
+def _nullable_dtype(dtype: pa.DataType) -> Any:
     import pandas as pd
 
-    if pat.is_unsigned_integer(kind):
+    if pat.is_unsigned_integer(dtype):
         return pd.UInt64Dtype()
     return pd.Int64Dtype()

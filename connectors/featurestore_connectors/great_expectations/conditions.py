@@ -167,8 +167,8 @@ def _write_comparison(node: exp.Expr, schema: pa.Schema) -> str:
 
     column, operand = node.this, node.expression
     sign = _SIGNS[type(node).__name__]
-    kind = _type_of(column, schema)
-    tests = [has_value(column.name, kind)]
+    dtype = _type_of(column, schema)
+    tests = [has_value(column.name, dtype)]
     if isinstance(operand, exp.Column):
         tests.append(has_value(operand.name, _type_of(operand, schema)))
         tests.append(f"{quote(column.name)} {sign} {quote(operand.name)}")
@@ -178,7 +178,7 @@ def _write_comparison(node: exp.Expr, schema: pa.Schema) -> str:
         return "false"
     if constant is None:
         raise InvalidExpectation(
-            f"A row_condition compares {column.name!r} ({kind}) by {sign!r} with an incompatible "
+            f"A row_condition compares {column.name!r} ({dtype}) by {sign!r} with an incompatible "
             f"value: {_value_of(operand)!r}."
         )
     return is_true(" and ".join([*tests, f"{quote(column.name)} {sign} {constant}"]))
@@ -186,9 +186,9 @@ def _write_comparison(node: exp.Expr, schema: pa.Schema) -> str:
 
 def _constant_sql(column: exp.Expr, constant: exp.Expr, schema: pa.Schema) -> str | None:
     """Return a value in SQL; None if no value of the type equals it."""
-    value, kind = _value_of(constant), _type_of(column, schema)
-    sql = constant_sql(value, kind)
-    if sql is None and isinstance(value, str) and pat.is_temporal(kind):
+    value, dtype = _value_of(constant), _type_of(column, schema)
+    sql = constant_sql(value, dtype)
+    if sql is None and isinstance(value, str) and pat.is_temporal(dtype):
         raise InvalidExpectation(
             f"A row_condition compares the times of {column.name!r} with {value!r}, which is not a "
             "time.",
@@ -348,11 +348,11 @@ class _Parser:
             if match is None:
                 remainder = self._text[position:].lstrip()
                 raise self._error(remainder[:10], len(self._text) - len(remainder))
-            kind = str(match.lastgroup)
-            text = match.group(kind)
+            token_type = str(match.lastgroup)
+            text = match.group(token_type)
             if text in _SYNONYMS:
-                kind, text = "word", _SYNONYMS[text]
-            yield kind, text, match.start(match.lastgroup or 0)
+                token_type, text = "word", _SYNONYMS[text]
+            yield token_type, text, match.start(match.lastgroup or 0)
             position = match.end()
         yield "end", "", len(self._text)
 
@@ -361,8 +361,8 @@ class _Parser:
         return self._tokens[self._position][0]
 
     def _is_next(self, *texts: str) -> bool:
-        kind, text, _ = self._tokens[self._position]
-        return kind in ("sign", "word") and text.lower() in texts
+        token_type, text, _ = self._tokens[self._position]
+        return token_type in ("sign", "word") and text.lower() in texts
 
     def _accept(self, *texts: str) -> bool:
         if not self._is_next(*texts):
@@ -380,10 +380,10 @@ class _Parser:
         return text
 
     def _unexpected_token(self, sign: str | None = None) -> InvalidExpectation:
-        kind, text, position = self._tokens[self._position]
+        token_type, text, position = self._tokens[self._position]
         if sign is not None:
             text, position = sign, self._text.index(sign)
-        if text == "." and kind == "sign":
+        if text == "." and token_type == "sign":
             text += self._tokens[self._position + 1][1]
         return self._error(text, position)
 
@@ -556,21 +556,23 @@ def _from_json(condition: object, *, depth: int) -> exp.Expr:
     """Parse a condition in the JSON form of Great Expectations."""
     if not isinstance(condition, Mapping) or depth > _MAX_DEPTH:
         raise _invalid_condition_error(condition)
-    kind = condition.get("type")
-    if kind == "pass_through" and isinstance(condition.get("pass_through_filter"), str):
+    condition_type = condition.get("type")
+    if condition_type == "pass_through" and isinstance(condition.get("pass_through_filter"), str):
         return _Parser(condition["pass_through_filter"]).parse()
-    if kind in ("and", "or"):
+    if condition_type in ("and", "or"):
         conditions = condition.get("conditions")
         if not isinstance(conditions, list) or not conditions:
             raise _invalid_condition_error(condition)
-        return _combine([_from_json(each, depth=depth + 1) for each in conditions], str(kind))
+        return _combine(
+            [_from_json(member, depth=depth + 1) for member in conditions], str(condition_type)
+        )
     column = condition.get("column")
     name = column.get("name") if isinstance(column, Mapping) else None
     if not isinstance(name, str):
         raise _invalid_condition_error(condition)
-    if kind == "nullity" and isinstance(condition.get("is_null"), bool):
+    if condition_type == "nullity" and isinstance(condition.get("is_null"), bool):
         return _negate_if(_is_missing(_column(name)), not condition["is_null"])
-    if kind == "comparison":
+    if condition_type == "comparison":
         return _comparison_from_json(_column(name), condition)
     raise _invalid_condition_error(condition)
 
@@ -581,11 +583,11 @@ def _comparison_from_json(column: exp.Expr, condition: Mapping[str, Any]) -> exp
 
     sign, value = condition.get("operator"), condition.get("parameter")
     values: list[Any] = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, Value) for each in values) or any(
-        isinstance(each, float) and not math.isfinite(each) for each in values
+    if not all(isinstance(constant, Value) for constant in values) or any(
+        isinstance(constant, float) and not math.isfinite(constant) for constant in values
     ):
         raise _invalid_condition_error(condition)
-    constants = [_constant(each) for each in values]
+    constants = [_constant(constant) for constant in values]
     if sign in ("IN", "NOT_IN") and isinstance(value, list):
         return _negate_if(exp.In(this=column, expressions=constants), sign == "NOT_IN")
     comparison = None

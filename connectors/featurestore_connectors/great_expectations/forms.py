@@ -104,7 +104,9 @@ def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
         _reject_infinite(expectations.configuration.type, expectations.configuration.kwargs)
         return (_normalize(expectations.configuration.to_json_dict()),)
     if isinstance(expectations, Iterable) and not isinstance(expectations, str | bytes):
-        return tuple(plain for each in expectations for plain in normalize_expectations(each))
+        return tuple(
+            plain for expectation in expectations for plain in normalize_expectations(expectation)
+        )
     raise InvalidExpectation(
         f"{expectations!r} is not an expectation.",
         hint="pass a great_expectations object, a suite, or "
@@ -127,10 +129,10 @@ def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
 
 def is_row_level(expectation: Mapping[str, Any]) -> bool:
     """Return whether each row passes or fails independently of other rows."""
-    kind = str(expectation["type"])
-    if kind == IN_FEATURE:
+    expectation_type = str(expectation["type"])
+    if expectation_type == IN_FEATURE:
         return True
-    return kind not in _NEED_ALL_ROWS and _is_map(kind)
+    return expectation_type not in _NEED_ALL_ROWS and _is_map(expectation_type)
 
 
 def build_expectation(expectation: Mapping[str, Any]) -> Any:
@@ -149,27 +151,29 @@ def build_expectation(expectation: Mapping[str, Any]) -> Any:
 
     if expectation["type"] == IN_FEATURE:
         expectation = convert_to_marker(expectation)
-    kind, kwargs = expectation["type"], expectation["kwargs"]
-    _reject_code(kind, kwargs)
-    _reject_infinite(kind, kwargs)
+    expectation_type, kwargs = expectation["type"], expectation["kwargs"]
+    _reject_code(expectation_type, kwargs)
+    _reject_infinite(expectation_type, kwargs)
     arguments = {key: value for key, value in kwargs.items() if key not in _OWN_ARGUMENTS}
     meta = {key: expectation[key] for key in _STORED_KEYS if key in expectation}
     try:
-        implementation = get_expectation_impl(kind)
+        implementation = get_expectation_impl(expectation_type)
         if kwargs.get("row_condition") and "row_condition" not in implementation.__fields__:
-            raise InvalidExpectation(f"{kind} applies to all rows and has no row_condition.")
+            raise InvalidExpectation(
+                f"{expectation_type} applies to all rows and has no row_condition."
+            )
         with suppress_output():
             built = implementation(**arguments, **meta)
     except InvalidExpectation:
         raise
     except ExpectationNotFoundError as error:
         raise InvalidExpectation(
-            f"Unknown expectation {kind!r}.", hint=_suggest_type(kind)
+            f"Unknown expectation {expectation_type!r}.", hint=_suggest_type(expectation_type)
         ) from error
     except (GreatExpectationsError, OverflowError, TypeError, ValueError) as error:
-        raise _argument_error(kind, kwargs, error) from error
+        raise _argument_error(expectation_type, kwargs, error) from error
     # The library also parses the strings 'nan' and 'inf' as numbers.
-    _reject_infinite(kind, built.configuration.kwargs)
+    _reject_infinite(expectation_type, built.configuration.kwargs)
     return built
 
 
@@ -208,15 +212,17 @@ def convert_to_marker(expectation: Mapping[str, Any]) -> dict[str, Any]:
     return {**expectation, "type": _IN_SET, "kwargs": arguments}
 
 
-def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> InvalidExpectation:
+def _argument_error(
+    expectation_type: str, kwargs: Mapping[str, Any], error: Exception
+) -> InvalidExpectation:
     """Return the error for unknown, missing or invalid arguments of an expectation."""
     from great_expectations.expectations.registry import get_expectation_impl
 
-    fields = getattr(get_expectation_impl(kind), "__fields__", {})
+    fields = getattr(get_expectation_impl(expectation_type), "__fields__", {})
     arguments = [name for name in fields if name not in _COMMON_FIELDS]
     unknown = [name for name in kwargs if name not in fields]
     missing = [name for name in arguments if fields[name].required and name not in kwargs]
-    call = f"{kind}({dict(kwargs)!r})"
+    call = f"{expectation_type}({dict(kwargs)!r})"
     available = f"available: {', '.join(map(repr, arguments))}"
     if unknown:
         suggestion = did_you_mean(unknown[0], arguments, write="{!r}")
@@ -227,7 +233,7 @@ def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> I
         example = dict.fromkeys(missing, "...")
         return InvalidExpectation(
             f"{call}: missing arguments {', '.join(map(repr, missing))}; {available}.",
-            hint=repr({"type": kind, "kwargs": example}),
+            hint=repr({"type": expectation_type, "kwargs": example}),
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     problem = "; ".join(lines[:3]).rstrip(".")
@@ -243,11 +249,11 @@ _DICT_ARGUMENTS = frozenset(
 )
 
 
-def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
+def _reject_code(expectation_type: str, kwargs: Mapping[str, Any]) -> None:
     """Reject arguments that the library would execute, evaluate or fetch."""
-    if kind in _NEED_SQL:
+    if expectation_type in _NEED_SQL:
         raise InvalidExpectation(
-            f"{kind} runs SQL, which is not supported.", hint="use column expectations"
+            f"{expectation_type} runs SQL, which is not supported.", hint="use column expectations"
         )
     # The library takes any other dict for a parameter of the suite.
     parameters = [
@@ -258,32 +264,33 @@ def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
     parameters += [value for key, value in _nested_entries(kwargs) if key == "$PARAMETER"]
     if parameters:
         raise InvalidExpectation(
-            f"{kind} has a suite parameter, {parameters[0]!r}, which is evaluated at each run.",
+            f"{expectation_type} has a suite parameter, {parameters[0]!r}, which is evaluated at each run.",
             hint="write the value itself",
         )
     for key, value in _nested_entries(kwargs):
         # The library fetches documents referenced by a JSON schema, from the web or from disk.
         if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
             raise InvalidExpectation(
-                f"{kind} refers to another document, {value!r}.",
+                f"{expectation_type} refers to another document, {value!r}.",
                 hint="put the definitions into the schema's '$defs' and refer to '#/$defs/...'",
             )
 
 
-def _reject_infinite(kind: str, kwargs: Mapping[str, Any]) -> None:
+def _reject_infinite(expectation_type: str, kwargs: Mapping[str, Any]) -> None:
     """Reject NaN and infinity, which JSON lacks: the library stores NaN as null, an open bound.
 
     As bounds of a row count, the library converts '-inf' and '1e999' to times.
     """
     for name, argument in kwargs.items():
-        if kind == _ROW_COUNT and isinstance(argument, date):
+        if expectation_type == _ROW_COUNT and isinstance(argument, date):
             raise InvalidExpectation(
-                f"{kind}: {name!r} is the time {argument}, not a whole number.", hint=f"{name}=1"
+                f"{expectation_type}: {name!r} is the time {argument}, not a whole number.",
+                hint=f"{name}=1",
             )
         for _, value in _nested_entries({name: argument}):
             if not _is_finite(value):
                 raise InvalidExpectation(
-                    f"{kind}: {name!r} contains {value!r}, which is not a finite number.",
+                    f"{expectation_type}: {name!r} contains {value!r}, which is not a finite number.",
                     hint=f"omit {name!r} for an open bound; "
                     "expect_column_values_to_not_be_null detects NaN",
                 )
@@ -308,21 +315,21 @@ def _nested_entries(value: Any) -> Iterator[tuple[str | None, Any]]:
     level = [value]
     for _ in range(_MAX_DEPTH):
         next_level: list[Any] = []
-        for each in level:
-            if isinstance(each, Mapping):
-                yield from each.items()
-                next_level.extend(each.values())
-            elif isinstance(each, list | tuple | set | frozenset):
-                yield from ((None, item) for item in each)
-                next_level.extend(each)
+        for nested in level:
+            if isinstance(nested, Mapping):
+                yield from nested.items()
+                next_level.extend(nested.values())
+            elif isinstance(nested, list | tuple | set | frozenset):
+                yield from ((None, item) for item in nested)
+                next_level.extend(nested)
         level = next_level
     if level:
         raise InvalidExpectation(f"An expectation is nested more than {_MAX_DEPTH} levels deep.")
 
 
 @lru_cache(maxsize=256)
-def _is_map(kind: str) -> bool:
-    """Return whether an expectation type has an outcome for each row."""
+def _is_map(expectation_type: str) -> bool:
+    """Return whether an expectation type has an outcome for nested row."""
     import_library()
     from great_expectations.expectations.expectation import (
         ColumnMapExpectation,
@@ -332,29 +339,29 @@ def _is_map(kind: str) -> bool:
     from great_expectations.expectations.registry import get_expectation_impl
 
     return issubclass(
-        get_expectation_impl(kind),
+        get_expectation_impl(expectation_type),
         ColumnMapExpectation | ColumnPairMapExpectation | MulticolumnMapExpectation,
     )
 
 
 def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
     """Return an expectation in its stored form, after a round trip through Great Expectations."""
-    kind = expectation.get("type") or expectation.get("expectation_type")
+    expectation_type = expectation.get("type") or expectation.get("expectation_type")
     kwargs = expectation.get("kwargs", {})
-    if not isinstance(kind, str) or not isinstance(kwargs, Mapping):
+    if not isinstance(expectation_type, str) or not isinstance(kwargs, Mapping):
         raise InvalidExpectation(
             f"{dict(expectation)!r} is not an expectation.",
             hint="write "
             "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
-    kwargs = parse_lists(kind, kwargs)
-    plain: dict[str, Any] = {"type": kind, "kwargs": dict(kwargs)}
+    kwargs = parse_lists(expectation_type, kwargs)
+    plain: dict[str, Any] = {"type": expectation_type, "kwargs": dict(kwargs)}
     for key in _STORED_KEYS:
         if expectation.get(key):
             plain[key] = expectation[key]
     parsed = build_expectation(plain).configuration.to_json_dict()
-    normalized: dict[str, Any] = {"type": kind, "kwargs": {}}
-    if kind == IN_FEATURE:
+    normalized: dict[str, Any] = {"type": expectation_type, "kwargs": {}}
+    if expectation_type == IN_FEATURE:
         # The library knows the expectation of the marker instead.
         normalized["kwargs"] = {name: kwargs[name] for name in ("column", "feature")}
         del parsed["kwargs"]["column"], parsed["kwargs"]["value_set"]
@@ -370,13 +377,13 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
     return normalized
 
 
-def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def parse_lists(expectation_type: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an expectation with plain lists for the collections in them."""
     try:
         arguments: dict[str, Any] = _to_json_values(to_plain_lists(kwargs))
     except ConversionError as error:
         raise InvalidExpectation(
-            f"{kind}: {error}.",
+            f"{expectation_type}: {error}.",
             hint="expectations have booleans, numbers, text, dates and times in microseconds",
         ) from error
     for name, value in arguments.items():
@@ -384,13 +391,13 @@ def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         is_limit = name in ("min_value", "max_value") and isinstance(value, str)
         if is_limit and is_finer_than_microseconds(value):
             raise InvalidExpectation(
-                f"{kind}: {name}={value!r} is finer than a microsecond.",
+                f"{expectation_type}: {name}={value!r} is finer than a microsecond.",
                 hint=f"{name}='2024-01-31T12:00:00.123456Z'",
             )
         # Great Expectations would compare the values of a table or matrix as one value.
         if isinstance(value, Sized) and not isinstance(value, list | str | bytes | Mapping):
             raise InvalidExpectation(
-                f"{kind}: {name} is a {type(value).__name__}, not a list of values.",
+                f"{expectation_type}: {name} is a {type(value).__name__}, not a list of values.",
                 hint=f"{name}=['first', 'second']",
             )
     column_list = arguments.get("column_list")
@@ -398,7 +405,7 @@ def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         isinstance(column_list, list) and all(isinstance(name, str) for name in column_list)
     ):
         raise InvalidExpectation(
-            f"{kind}: column_list={column_list!r} is not a list of names.",
+            f"{expectation_type}: column_list={column_list!r} is not a list of names.",
             hint="column_list=['first', 'second']",
         )
     return arguments
@@ -413,7 +420,7 @@ def _to_json_values(value: Any) -> Any:
         ConversionError: JSON has no such value, or a time is finer than a microsecond.
     """
     if isinstance(value, Mapping):
-        return {name: _to_json_values(each) for name, each in value.items()}
+        return {name: _to_json_values(item) for name, item in value.items()}
     if isinstance(value, list):
         return list(map(_to_json_values, value))
     if isinstance(value, np.datetime64 | datetime) and value == value:
@@ -439,7 +446,7 @@ def _keep_type(argument: Any, parsed: Any) -> Any:
     return argument if argument == parsed else parsed
 
 
-def _suggest_type(kind: str) -> str:
+def _suggest_type(expectation_type: str) -> str:
     """Return a hint with similar expectation types."""
     from great_expectations.expectations import core
 
@@ -448,7 +455,7 @@ def _suggest_type(kind: str) -> str:
         for name in dir(core)
         if name.startswith("Expect")
     ]
-    return did_you_mean(kind, names, write="{!r}") or (
+    return did_you_mean(expectation_type, names, write="{!r}") or (
         "types have names like 'expect_column_values_to_not_be_null'"
     )
 

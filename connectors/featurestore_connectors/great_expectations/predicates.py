@@ -111,10 +111,10 @@ def is_true(sql: str) -> str:
     return f"coalesce({sql}, false)"
 
 
-def has_value(name: str, kind: pa.DataType) -> str:
+def has_value(name: str, dtype: pa.DataType) -> str:
     """Return the condition that a column is neither null nor NaN."""
     column = quote(name)
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         return f"{column} is not null and not isnan({column})"
     return f"{column} is not null"
 
@@ -127,7 +127,7 @@ def in_set(name: str, constants: Sequence[str | None]) -> str:
     return is_true(f"{quote(name)} in ({', '.join(choices)})")
 
 
-def constant_sql(value: object, kind: pa.DataType) -> str | None:
+def constant_sql(value: object, dtype: pa.DataType) -> str | None:
     """Return a constant that is compared with a column, in SQL.
 
     Returns None if the types are never equal. ``usersql`` converts numbers to the type of the
@@ -136,29 +136,29 @@ def constant_sql(value: object, kind: pa.DataType) -> str | None:
     >>> constant_sql(0.1, pa.decimal128(5, 2)), constant_sql("2024-01-31", pa.date32())
     ('0.1', "'2024-01-31'")
     """
-    if isinstance(value, bool) or pat.is_boolean(kind):
-        return _boolean_sql(value, kind)
-    if is_number(kind):
-        return _number_sql(value, kind)
-    if isinstance(value, str) and is_string(kind):
+    if isinstance(value, bool) or pat.is_boolean(dtype):
+        return _boolean_sql(value, dtype)
+    if is_number(dtype):
+        return _number_sql(value, dtype)
+    if isinstance(value, str) and is_string(dtype):
         return "'" + value.replace("'", "''") + "'"
-    if pat.is_timestamp(kind) or pat.is_date(kind):
+    if pat.is_timestamp(dtype) or pat.is_date(dtype):
         return _time_sql(value)
     return None
 
 
-def _boolean_sql(value: object, kind: pa.DataType) -> str | None:
+def _boolean_sql(value: object, dtype: pa.DataType) -> str | None:
     """Return a boolean as a constant. As in Python, true equals 1."""
     if isinstance(value, bool | int | float | Decimal) and value in (0, 1):
-        if pat.is_boolean(kind):
+        if pat.is_boolean(dtype):
             return str(bool(value)).lower()
-        if is_number(kind):
+        if is_number(dtype):
             return str(int(value))
     return None
 
 
-def _number_sql(value: object, kind: pa.DataType) -> str | None:
-    if isinstance(value, str) and pat.is_decimal(kind):
+def _number_sql(value: object, dtype: pa.DataType) -> str | None:
+    if isinstance(value, str) and pat.is_decimal(dtype):
         try:
             value = Decimal(value)
         except ArithmeticError:
@@ -182,14 +182,14 @@ def _time_sql(value: object) -> str | None:
     return f"'{value.isoformat()}'" if isinstance(value, date) else None
 
 
-def is_number(kind: pa.DataType) -> bool:
+def is_number(dtype: pa.DataType) -> bool:
     """Return whether a type has integers, decimals or floating-point numbers."""
-    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+    return bool(pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_decimal(dtype))
 
 
-def is_string(kind: pa.DataType) -> bool:
+def is_string(dtype: pa.DataType) -> bool:
     """Return whether a type has strings."""
-    return bool(pat.is_string(kind) or pat.is_large_string(kind))
+    return bool(pat.is_string(dtype) or pat.is_large_string(dtype))
 
 
 # -- arguments of the library ----------------------------------------------------------------------
@@ -205,23 +205,23 @@ def typed_arguments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mappin
     name = kwargs.get("column")
     if name is None or name not in schema.names:
         return expectation
-    kind = schema.field(name).type
-    if not (pat.is_timestamp(kind) or pat.is_date(kind) or pat.is_decimal(kind)):
+    dtype = schema.field(name).type
+    if not (pat.is_timestamp(dtype) or pat.is_date(dtype) or pat.is_decimal(dtype)):
         return expectation
     converted = dict(kwargs)
     for key in ("min_value", "max_value", "value_set"):
         if key in kwargs:
-            converted[key] = _to_comparable(kwargs[key], kind)
+            converted[key] = _to_comparable(kwargs[key], dtype)
     return {**expectation, "kwargs": converted}
 
 
-def _to_comparable(value: Any, kind: pa.DataType) -> Any:
+def _to_comparable(value: Any, dtype: pa.DataType) -> Any:
     """Convert a value, or each value of a list, to one that pandas compares with the column."""
     if isinstance(value, list | tuple | set):
-        return [_to_comparable(each, kind) for each in value]
-    if pat.is_decimal(kind):
+        return [_to_comparable(item, dtype) for item in value]
+    if pat.is_decimal(dtype):
         is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
-        constant = _number_sql(value, kind) if is_number else None
+        constant = _number_sql(value, dtype) if is_number else None
         return value if constant is None else Decimal(constant)
     if not isinstance(value, str):
         return value
@@ -230,4 +230,4 @@ def _to_comparable(value: Any, kind: pa.DataType) -> Any:
     except ValueError:
         return value
     # Data frames have times instead of dates.
-    return time.replace(tzinfo=None) if pat.is_date(kind) else time
+    return time.replace(tzinfo=None) if pat.is_date(dtype) else time

@@ -105,7 +105,7 @@ def _test_limits(subject: _Subject) -> RowTest | None:
     return None if limits is None else RowTest(subject.present(name), limits)
 
 
-def _limits_sql(subject: _Subject, name: str, kind: pa.DataType) -> str | None:
+def _limits_sql(subject: _Subject, name: str, dtype: pa.DataType) -> str | None:
     """Return the test of the limits in the arguments, or None if there are none."""
     tests = []
     for argument, strict, sign in (
@@ -115,7 +115,7 @@ def _limits_sql(subject: _Subject, name: str, kind: pa.DataType) -> str | None:
         value = subject.kwargs.get(argument)
         if value is None:
             continue
-        constant = constant_sql(value, kind)
+        constant = constant_sql(value, dtype)
         if constant is None:
             raise subject.error(
                 f"{argument}={value!r} cannot be compared with "
@@ -128,10 +128,10 @@ def _limits_sql(subject: _Subject, name: str, kind: pa.DataType) -> str | None:
 
 def _test_set(subject: _Subject) -> RowTest | None:
     name, values = subject.kwargs["column"], subject.kwargs.get("value_set")
-    kind = subject.type_of(name)
-    if not _has_constants(kind) or not isinstance(values, list) or not values:
+    dtype = subject.type_of(name)
+    if not _has_constants(dtype) or not isinstance(values, list) or not values:
         return None
-    member = in_set(name, [constant_sql(value, kind) for value in values])
+    member = in_set(name, [constant_sql(value, dtype) for value in values])
     negated = subject.expectation["type"] == "expect_column_values_to_not_be_in_set"
     return RowTest(subject.present(name), f"not {member}" if negated else member)
 
@@ -150,7 +150,9 @@ def _test_regex(subject: _Subject) -> RowTest | None:
     is_met = all if kwargs.get("match_on") == "all" else any
 
     def is_valid(text: str) -> bool:
-        return is_met(each.search(text) is not None for each in expressions) is not negated
+        return (
+            is_met(expression.search(text) is not None for expression in expressions) is not negated
+        )
 
     # Without a type, a column without values would have the type null.
     valid = pa.array(_map_texts(subject.table.column(name), is_valid), pa.bool_())
@@ -158,11 +160,11 @@ def _test_regex(subject: _Subject) -> RowTest | None:
 
 
 def _test_lengths(subject: _Subject) -> RowTest | None:
-    name, kind = subject.kwargs["column"], subject.type_of(subject.kwargs["column"])
+    name, dtype = subject.kwargs["column"], subject.type_of(subject.kwargs["column"])
     column, computed = subject.table.column(name), subject.computed
-    if pat.is_binary(kind) or pat.is_large_binary(kind):
+    if pat.is_binary(dtype) or pat.is_large_binary(dtype):
         lengths = pc.binary_length(column)
-    elif _has_text(kind):
+    elif _has_text(dtype):
         lengths = pa.array(_map_texts(column, len)).cast(pa.int64())
     else:
         return None
@@ -194,14 +196,14 @@ def _text(value: Any) -> str | None:
     return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 
-def _has_text(kind: pa.DataType) -> bool:
-    return not (is_nested(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
+def _has_text(dtype: pa.DataType) -> bool:
+    return not (is_nested(dtype) or pat.is_binary(dtype) or pat.is_large_binary(dtype))
 
 
-def _has_constants(kind: pa.DataType) -> bool:
+def _has_constants(dtype: pa.DataType) -> bool:
     """Return whether constants of JSON can be compared with values of a type."""
-    is_time = pat.is_timestamp(kind) or pat.is_date(kind)
-    return is_number(kind) or is_time or pat.is_boolean(kind) or is_string(kind)
+    is_time = pat.is_timestamp(dtype) or pat.is_date(dtype)
+    return is_number(dtype) or is_time or pat.is_boolean(dtype) or is_string(dtype)
 
 
 # -- several columns -------------------------------------------------------------------------------

@@ -173,13 +173,13 @@ def is_transient(error: BaseException) -> bool:
     """Return True if a retry of the failed call may succeed."""
     if isinstance(error, OSError):
         return not isinstance(error, FileExistsError | IsADirectoryError)
-    kind, name = _parse_error(error)
-    return kind in _TRANSIENT_KINDS or name in _TRANSIENT_CLASSES
+    error_kind, name = _parse_error(error)
+    return error_kind in _TRANSIENT_KINDS or name in _TRANSIENT_CLASSES
 
 
 def to_storage_error(action: str, uri: str, error: BaseException) -> StorageError:
     """Return the error to raise for a call that failed permanently."""
-    kind, name = _parse_error(error)
+    error_kind, name = _parse_error(error)
     if isinstance(error, FileExistsError | IsADirectoryError):
         reason, hint = "a folder with this name exists", "choose another name"
     elif isinstance(error, LostResponseError):
@@ -188,8 +188,8 @@ def to_storage_error(action: str, uri: str, error: BaseException) -> StorageErro
         reason = "the namenode or a datanode cannot be reached or did not respond"
         hint = "check host, port and the network: featurestore doctor"
     else:
-        reason = f"HDFS returned {name or kind}"
-        hint = _HINTS.get(name or kind, "see the log of the namenode")
+        reason = f"HDFS returned {name or error_kind}"
+        hint = _HINTS.get(name or error_kind, "see the log of the namenode")
     return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
 
 

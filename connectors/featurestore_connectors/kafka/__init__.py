@@ -89,15 +89,15 @@ class KafkaSnapshot:
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         schema = self.schema(query)
         topic = self._topic(query)
-        first = {number: each.first for number, each in topic.partitions.items()}
-        end = {number: each.end for number, each in topic.partitions.items()}
+        first = {number: partition.first for number, partition in topic.partitions.items()}
+        end = {number: partition.end for number, partition in topic.partitions.items()}
         # Timestamps are only fetched if a field of the stream refers to them.
         timestamp_field = {"timestamp": "timestamp"}
         spec = StreamSpec("source", topic.name, decoding.RECORDS, fields=timestamp_field)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for each in self._stream.read_batches(spec, first, end):
-                rows = each.records
+            for batch in self._stream.read_batches(spec, first, end):
+                rows = batch.records
                 if query.window is not None:
                     rows = rows.filter(_window_mask(rows, query))
                 yield from rows.select(schema.names).to_batches()

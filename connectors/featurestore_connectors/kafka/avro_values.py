@@ -126,7 +126,7 @@ def _compatible_schema(writer: Any, reader: Any) -> Any:
     conversion.
     """
     if isinstance(writer, list):
-        return [_compatible_schema(each, _non_null_branch(reader)) for each in writer]
+        return [_compatible_schema(branch, _non_null_branch(reader)) for branch in writer]
     if not isinstance(writer, Mapping):
         return writer
     reader = _non_null_branch(reader)
@@ -143,10 +143,12 @@ def _compatible_schema(writer: Any, reader: Any) -> Any:
             compatible["items"], reader.get("items") if reader else None
         )
     if "fields" in compatible:
-        reader_types = {each["name"]: each["type"] for each in (reader or {}).get("fields") or ()}
+        reader_types = {
+            field["name"]: field["type"] for field in (reader or {}).get("fields") or ()
+        }
         compatible["fields"] = [
-            {**each, "type": _compatible_schema(each["type"], reader_types.get(each["name"]))}
-            for each in compatible["fields"]
+            {**field, "type": _compatible_schema(field["type"], reader_types.get(field["name"]))}
+            for field in compatible["fields"]
         ]
     return compatible
 
@@ -154,7 +156,7 @@ def _compatible_schema(writer: Any, reader: Any) -> Any:
 def _non_null_branch(reader: Any) -> Any:
     """Return the first non-null type of a union as a mapping, or None."""
     if isinstance(reader, list):
-        branches = [each for each in reader if each != "null"]
+        branches = [branch for branch in reader if branch != "null"]
         reader = branches[0] if len(branches) == 1 else None
     if isinstance(reader, Mapping) and isinstance(reader.get("type"), list | Mapping):
         return _non_null_branch(reader["type"])
@@ -173,7 +175,7 @@ def _have_same_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
     )
 
 
-def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
+def _convert_value(value: Any, dtype: pa.DataType, unit: Any) -> Any:
     """Convert a value for Arrow: times to UTC, UUIDs to strings.
 
     ``unit`` is the number of microseconds per unit of the reader's logical type; for records it
@@ -181,21 +183,21 @@ def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
     """
     if value is None:
         return None
-    if pat.is_struct(kind):
+    if pat.is_struct(dtype):
         units = unit or {}
         return {
             field.name: _convert_value(value.get(field.name), field.type, units.get(field.name))
-            for field in kind
+            for field in dtype
         }
-    if pat.is_list(kind):
-        return [_convert_value(item, kind.value_type, unit) for item in value]
+    if pat.is_list(dtype):
+        return [_convert_value(item, dtype.value_type, unit) for item in value]
     if isinstance(value, datetime):
         return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
     if isinstance(value, uuid.UUID):
         return str(value)
-    if isinstance(value, bytes) and pat.is_string(kind):
+    if isinstance(value, bytes) and pat.is_string(dtype):
         return str(uuid.UUID(bytes=value))
-    if isinstance(value, int) and pat.is_timestamp(kind) and unit is not None:
+    if isinstance(value, int) and pat.is_timestamp(dtype) and unit is not None:
         return value * unit
     return value
 

@@ -81,11 +81,13 @@ class Membership:
         consumer.assign(partitions)
         # The membership only divides the partitions. Their records are read by another consumer.
         consumer.pause(partitions)
-        self._partitions = frozenset(each.partition for each in partitions)
+        self._partitions = frozenset(partition.partition for partition in partitions)
         self._has_assignment = True
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
-        self._partitions = self._partitions - frozenset(each.partition for each in partitions)
+        self._partitions = self._partitions - frozenset(
+            partition.partition for partition in partitions
+        )
         self._has_assignment = False
         consumer.unassign()
 
@@ -330,8 +332,8 @@ class _RecordBuffer:
         if self._timed:  # reading it costs as much as the rest of the record
             micros = [
                 # The type of the timestamp is 0 if the record has none.
-                millis * 1000 if kind else None
-                for kind, millis in _call_each(messages, "timestamp")
+                millis * 1000 if timestamp_type else None
+                for timestamp_type, millis in _call_each(messages, "timestamp")
             ]
             times = pa.array(micros, pa.int64()).cast(TIMESTAMP)
         columns = [

@@ -81,10 +81,10 @@ class RawValues:
     """Decoder that returns values unchanged, as bytes or strings."""
 
     column: str
-    kind: pa.DataType
+    dtype: pa.DataType
 
     def decode(self, values: pa.Array) -> Decoded:
-        if pat.is_binary(self.kind):
+        if pat.is_binary(self.dtype):
             return Decoded({self.column: values}, pa.nulls(len(values), pa.string()))
         texts, broken = to_strings(values)
         reasons = pc.if_else(broken, "the value is not UTF-8 text", pa.scalar(None, pa.string()))
@@ -122,7 +122,7 @@ class RecordDecoder:
         decoded = self.values.decode(batch.column("value"))
         # Fields of values may have other names than the columns.
         foreign = zip(self.spec.schema.names, self.spec.value_schema.names, strict=True)
-        columns = {name: decoded.columns[each] for name, each in foreign}
+        columns = {name: decoded.columns[field] for name, field in foreign}
         reasons = decoded.reasons
         deletes = decoded.deletes or pa.array([False] * batch.num_rows, pa.bool_())
         if self.keys is not None and batch.column("value").null_count:
@@ -206,8 +206,8 @@ class RecordDecoder:
             arrays.append(column)
         schema = decoded_schema(self.spec)
         cast = [
-            array if array.type == kind else array.cast(kind)
-            for array, kind in zip(arrays, schema.types, strict=True)
+            array if array.type == dtype else array.cast(dtype)
+            for array, dtype in zip(arrays, schema.types, strict=True)
         ]
         return pa.RecordBatch.from_arrays(cast, schema=schema)
 
@@ -245,7 +245,7 @@ def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
     if event_fields and spec.format != "debezium":
         raise InvalidJob(
             f"fields= has {listing(event_fields)}, which only change events have.",
-            hint=f"use {listing([each for each in RECORD_FIELDS if each in RECORDS.names])}",
+            hint=f"use {listing([name for name in RECORD_FIELDS if name in RECORDS.names])}",
         )
     if spec.format == "json":
         return JsonValues(spec.value_schema)
@@ -347,7 +347,7 @@ class DebeziumValues:
             return _Event(reason=str(error))
         schema = writer_schema.schema
         fields = schema.get("fields", ()) if isinstance(schema, Mapping) else ()
-        types = {each["name"]: each["type"] for each in fields}
+        types = {field["name"]: field["type"] for field in fields}
         if isinstance(envelope, Mapping):
             envelope = dict(envelope)
             for side in ("before", "after"):

@@ -53,8 +53,8 @@ class KeyReader:
                 return {}, f"the key has no {absent[0]!r}"
             types = zip(names.items(), self.schema.types, strict=True)
             return {
-                name: record_values.from_text(value[foreign], kind, has_schema=has_schema)
-                for (name, foreign), kind in types
+                name: record_values.from_text(value[foreign], dtype, has_schema=has_schema)
+                for (name, foreign), dtype in types
             }, None
         if len(self.schema) != 1:
             return {}, "the key has one value, but the primary key has several columns"

@@ -73,7 +73,7 @@ _PLACEHOLDERS = (
 )
 _UNAVAILABLE: tuple[Any, ...] = (
     *_PLACEHOLDERS,
-    *([each] for each in _PLACEHOLDERS),
+    *([placeholder] for placeholder in _PLACEHOLDERS),
     [*_PLACEHOLDER_BYTES],
     [NumberText(code) for code in _PLACEHOLDER_BYTES],
     {_PLACEHOLDER: _PLACEHOLDER},
@@ -225,25 +225,25 @@ def check_fields(fields: Iterable[pa.Field], prefix: str = "") -> None:
     """
     fields = list(fields)
     if prefix:  # top-level columns may be renamed
-        check_feature_names([each.name for each in fields])
-    for each in fields:
-        kind, path = each.type, f"{prefix}{each.name}"
-        while pat.is_list(kind) or pat.is_fixed_size_list(kind):
-            kind = kind.value_type
-        if pat.is_struct(kind):
-            check_fields([kind.field(n) for n in range(kind.num_fields)], f"{path}.")
-        elif not _is_representable(kind):
+        check_feature_names([column.name for column in fields])
+    for column in fields:
+        dtype, path = column.type, f"{prefix}{column.name}"
+        while pat.is_list(dtype) or pat.is_fixed_size_list(dtype):
+            dtype = dtype.value_type
+        if pat.is_struct(dtype):
+            check_fields([dtype.field(n) for n in range(dtype.num_fields)], f"{path}.")
+        elif not _is_representable(dtype):
             name = path.split(".")[0]
             raise InvalidJob(
-                f"Column {path!r} of type {kind} cannot be read from JSON without loss.",
+                f"Column {path!r} of type {dtype} cannot be read from JSON without loss.",
                 hint=f'"{name}": "string", or "double"; format="avro" supports more types',
             )
 
 
-def _is_representable(kind: pa.DataType) -> bool:
-    is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
-    is_time = pat.is_timestamp(kind) or pat.is_date(kind)
-    return bool(is_number or is_time or pat.is_boolean(kind) or pat.is_string(kind))
+def _is_representable(dtype: pa.DataType) -> bool:
+    is_number = pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_decimal(dtype)
+    is_time = pat.is_timestamp(dtype) or pat.is_date(dtype)
+    return bool(is_number or is_time or pat.is_boolean(dtype) or pat.is_string(dtype))
 
 
 def is_unavailable(value: Any) -> bool:
@@ -255,7 +255,7 @@ def is_unavailable(value: Any) -> bool:
     return isinstance(value, str | bytes | list | dict) and value in _UNAVAILABLE
 
 
-def from_text(value: Any, kind: pa.DataType, *, has_schema: bool) -> Any:
+def from_text(value: Any, dtype: pa.DataType, *, has_schema: bool) -> Any:
     """Convert a string to the value of a column type for which connectors write strings.
 
     Without a schema, a string of digits may also be the base64 text of a decimal, so a decimal
@@ -266,22 +266,22 @@ def from_text(value: Any, kind: pa.DataType, *, has_schema: bool) -> Any:
     >>> from_text("2024-02-29Z", pa.date32(), has_schema=False)
     '2024-02-29'
     """
-    if isinstance(value, list) and (pat.is_list(kind) or pat.is_fixed_size_list(kind)):
-        return [from_text(item, kind.value_type, has_schema=has_schema) for item in value]
-    if isinstance(value, Mapping) and pat.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        types = {each.name: each.type for each in fields}
+    if isinstance(value, list) and (pat.is_list(dtype) or pat.is_fixed_size_list(dtype)):
+        return [from_text(item, dtype.value_type, has_schema=has_schema) for item in value]
+    if isinstance(value, Mapping) and pat.is_struct(dtype):
+        fields = [dtype.field(number) for number in range(dtype.num_fields)]
+        types = {column.name: column.type for column in fields}
         return {
             name: from_text(item, types[name], has_schema=has_schema) if name in types else item
             for name, item in value.items()
         }
     if not isinstance(value, str) or isinstance(value, NumberText):
         return value
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         return _NON_FINITE.get(value, value)
-    if pat.is_date(kind) and _ISO_DATE.fullmatch(value):
+    if pat.is_date(dtype) and _ISO_DATE.fullmatch(value):
         return value[:-1]
-    if pat.is_decimal(kind):
+    if pat.is_decimal(dtype):
         number = _NUMBER.fullmatch(value)
         if number is not None and (has_schema or number["fraction"] is not None):
             return NumberText(value)
@@ -304,7 +304,7 @@ def from_json(value: Any, schema: Any) -> Any:
     if name == _VARIABLE_DECIMAL and isinstance(value, Mapping):
         return _to_digits(value.get("value"), value.get("scale", 0))
     if schema.get("type") == "struct" and isinstance(value, Mapping):
-        fields = {each.get("field"): each for each in schema.get("fields") or ()}
+        fields = {column.get("field"): column for column in schema.get("fields") or ()}
         return {key: from_json(item, fields.get(key)) for key, item in value.items()}
     if schema.get("type") == "array" and isinstance(value, list):
         return [from_json(item, schema.get("items")) for item in value]
@@ -314,7 +314,7 @@ def from_json(value: Any, schema: Any) -> Any:
 def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
     """Convert a raw Avro value by its schema; ``types_by_name`` has the schema's named types."""
     if isinstance(schema, list):  # a union of null and another type
-        branches = [each for each in schema if each != "null"]
+        branches = [branch for branch in schema if branch != "null"]
         schema = branches[0] if len(branches) == 1 else None
     if isinstance(schema, str):
         schema = types_by_name.get(schema)
@@ -323,7 +323,7 @@ def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
     if isinstance(schema.get("type"), list | Mapping):
         return from_avro(value, schema["type"], types_by_name)
     if schema.get("type") == "record" and isinstance(value, Mapping):
-        fields = {each["name"]: each["type"] for each in schema["fields"]}
+        fields = {column["name"]: column["type"] for column in schema["fields"]}
         value = {
             key: from_avro(item, fields.get(key), types_by_name) for key, item in value.items()
         }
@@ -336,8 +336,8 @@ def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
     """Return the records, enums and fixed types of an Avro schema by full name."""
     types_by_name: dict[str, Any] = {}
     if isinstance(schema, list):
-        for each in schema:
-            types_by_name |= named_types(each, namespace)
+        for branch in schema:
+            types_by_name |= named_types(branch, namespace)
     if not isinstance(schema, Mapping):
         return types_by_name
     if schema.get("type") in ("record", "enum", "fixed"):
@@ -345,8 +345,8 @@ def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
         namespace = str(schema.get("namespace") or name.rpartition(".")[0] or namespace)
         short = name.rpartition(".")[2]
         types_by_name |= {short: schema, f"{namespace}.{short}": schema}
-    for each in schema.get("fields") or ():
-        types_by_name |= named_types(each.get("type"), namespace)
+    for branch in schema.get("fields") or ():
+        types_by_name |= named_types(branch.get("type"), namespace)
     for key in ("items", "values", "type"):
         types_by_name |= named_types(schema.get(key), namespace)
     return types_by_name

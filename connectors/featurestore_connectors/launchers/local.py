@@ -82,7 +82,7 @@ def visible_devices() -> list[str]:
     """Return the GPUs that are visible to child processes."""
     visible = os.environ.get(_DEVICES)
     if visible is not None:
-        return [each for each in visible.split(",") if each not in ("", "-1")]
+        return [device for device in visible.split(",") if device not in ("", "-1")]
     # The NVIDIA driver has one directory per GPU here. CUDA is not initialized.
     return [str(number) for number, _ in enumerate(files.list_directory(_GPUS))]
 

@@ -116,7 +116,7 @@ class SparkGang:
             self._receive_remaining()
             if self._error is not None and None in self._exits:
                 raise RunFailed(f"Spark could not run the workers: {self._error}") from self._error
-            self._exits = [_LOST if each is None else each for each in self._exits]
+            self._exits = [_LOST if exit is None else exit for exit in self._exits]
         return list(self._exits)
 
     def stop(self) -> None:

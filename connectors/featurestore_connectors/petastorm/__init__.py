@@ -73,7 +73,9 @@ class PetastormFormat(PlainFormat):
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
         fields = [field for field in schema if not is_supported(field.type)]
-        unsupported = [f"{each.name}: {each.type} ({_suggest_type(each.type)})" for each in fields]
+        unsupported = [
+            f"{field.name}: {field.type} ({_suggest_type(field.type)})" for field in fields
+        ]
         if unsupported:
             raise UnsupportedType(
                 f"petastorm's readers do not support these columns: {'; '.join(unsupported)}.",
@@ -178,7 +180,7 @@ def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, wor
     # With other numbers, some workers would get more row groups than others.
     if workers >= 1 and groups % workers == 0 and 0 <= worker < workers:
         return
-    fitting = [str(each) for each in range(1, min(groups, 128) + 1) if groups % each == 0]
+    fitting = [str(count) for count in range(1, min(groups, 128) + 1) if groups % count == 0]
     raise ReaderConfigError(
         f"worker={worker}, workers={workers}: the {groups} row groups of split {split.name!r} can "
         f"be divided among {', '.join(fitting)} workers.",
@@ -216,7 +218,7 @@ def _is_selected(name: str, patterns: Sequence[Any] | None) -> bool:
     """Return whether ``schema_fields`` (patterns or fields) select a column."""
     if patterns is None:
         return True
-    return any(re.fullmatch(str(getattr(each, "name", each)), name) for each in patterns)
+    return any(re.fullmatch(str(getattr(pattern, "name", pattern)), name) for pattern in patterns)
 
 
 def _split_files(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
@@ -251,8 +253,8 @@ class PetastormShard:
         self._inner.close()
 
 
-def _suggest_type(kind: pa.DataType) -> str:
-    if pat.is_struct(kind):
+def _suggest_type(dtype: pa.DataType) -> str:
+    if pat.is_struct(dtype):
         return "use a column for each field"
     return (
         "lists may contain booleans and numbers: encode the values as numbers, or use a column for "
@@ -266,7 +268,7 @@ def row_groups_per_shard(rows: int, *, shards: int) -> int:
     >>> row_groups_per_shard(1_000_000, shards=8), row_groups_per_shard(100_000, shards=8)
     (24, 6)
     """
-    fitting = [each for each in FEWER_PER_SHARD if each * shards % ENOUGH_ROW_GROUPS == 0]
+    fitting = [factor for factor in FEWER_PER_SHARD if factor * shards % ENOUGH_ROW_GROUPS == 0]
     for groups in fitting:
         if rows // shards // groups >= FEW_ROWS:
             return groups

@@ -56,8 +56,8 @@ def schema_with_metadata(
     _, dataset_metadata = petastorm()
     schema = schema_from_json(manifest.layout["schema"])
     nullable: set[str] = set()
-    for each in manifest.splits:
-        nullable.update(each.nulls)
+    for dataset_split in manifest.splits:
+        nullable.update(dataset_split.nulls)
     max_row_groups = manifest.layout["parquet"]["row_groups"]
     groups = {
         os.path.basename(shard.path): min(max_row_groups, shard.rows) for shard in split.shards
@@ -88,31 +88,31 @@ def unischema_of(
             shape = (prod(sizes),)
         if pat.is_list(leaf):
             shape, leaf = (None,), leaf.value_type
-        kind = _numpy_type(leaf)
-        if kind is np.datetime64 and field.name in nullable:
+        numpy_type = _numpy_type(leaf)
+        if numpy_type is np.datetime64 and field.name in nullable:
             # petastorm calls the type with each value, and numpy cannot convert pandas' NaT to
             # datetime64.
-            kind = np.object_
+            numpy_type = np.object_
         # Interned, since pickle memoizes strings by identity, and the manifest contains a hash of
         # its output.
         name = sys.intern(field.name)
-        fields.append(unischema.UnischemaField(name, kind, shape, None, name in nullable))
+        fields.append(unischema.UnischemaField(name, numpy_type, shape, None, name in nullable))
     return unischema.Unischema(_UNISCHEMA, fields)
 
 
-def _numpy_type(kind: pa.DataType) -> Any:
+def _numpy_type(dtype: pa.DataType) -> Any:
     """Return the numpy or Python type in petastorm's schema."""
     from decimal import Decimal
 
-    if pat.is_decimal(kind):
+    if pat.is_decimal(dtype):
         return Decimal
-    if pat.is_string(kind):
+    if pat.is_string(dtype):
         return np.str_
-    if pat.is_binary(kind):
+    if pat.is_binary(dtype):
         return np.bytes_
-    if pat.is_date(kind) or pat.is_timestamp(kind):
+    if pat.is_date(dtype) or pat.is_timestamp(dtype):
         return np.datetime64
-    return np.dtype(kind.to_pandas_dtype()).type
+    return np.dtype(dtype.to_pandas_dtype()).type
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
@@ -141,35 +141,35 @@ def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def restore_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def restore_shape(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Convert a stored column to its feature type."""
-    sizes = array_shape(kind)
+    sizes = array_shape(dtype)
     if len(sizes) < 2:
-        return cast_array(array, kind)
+        return cast_array(array, dtype)
     values = array.values.slice(array.offset * prod(sizes), len(array) * prod(sizes))
-    kinds = [kind]
+    kinds = [dtype]
     while pat.is_fixed_size_list(kinds[-1].value_type):
         kinds.append(kinds[-1].value_type)
-    for each in reversed(kinds[1:]):
-        values = pa.FixedSizeListArray.from_arrays(values, type=each)
-    return _fixed_size_lists(values, array, kind)
+    for list_type in reversed(kinds[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, type=list_type)
+    return _fixed_size_lists(values, array, dtype)
 
 
-def _fixed_size_lists(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
+def _fixed_size_lists(values: pa.Array, like: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Return fixed-size lists with the nulls of another array."""
     valid = None
     if like.null_count:
         present = like.is_valid().to_numpy(zero_copy_only=False)
         valid = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(like), [valid], like.null_count, children=[values])
+    return pa.Array.from_buffers(dtype, len(like), [valid], like.null_count, children=[values])
 
 
-def is_supported(kind: pa.DataType) -> bool:
+def is_supported(dtype: pa.DataType) -> bool:
     """Return whether petastorm's readers support a type.
 
     Supported types are scalars, and lists of booleans and numbers.
     """
-    sizes, leaf = array_shape(kind), array_item_type(kind)
+    sizes, leaf = array_shape(dtype), array_item_type(dtype)
     is_list = bool(sizes)
     if pat.is_list(leaf) and not sizes:
         is_list, leaf = True, leaf.value_type

@@ -240,7 +240,7 @@ def _decode_error(text: str) -> FeatureStoreError | None:
     except ValueError:
         return None  # user text that happens to contain the mark
     # The message is untrusted text, so only error classes of the store are created from it.
-    kind = getattr(errors, name, FeatureStoreError)
-    if isinstance(kind, type) and issubclass(kind, FeatureStoreError):
-        return kind(message, hint=hint)
+    error_class = getattr(errors, name, FeatureStoreError)
+    if isinstance(error_class, type) and issubclass(error_class, FeatureStoreError):
+        return error_class(message, hint=hint)
     return FeatureStoreError(message, hint=hint)

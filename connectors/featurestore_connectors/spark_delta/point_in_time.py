@@ -88,9 +88,9 @@ class _LabelSide:
     def column(self, name: str) -> Any:
         return column(self.names[name])
 
-    def key(self, name: str, kind: pa.DataType) -> Any:
+    def key(self, name: str, dtype: pa.DataType) -> Any:
         """Return a left column cast for comparison with a key of a feature type."""
-        return label_key(self.names[name], self.plan.left_schema.field(name).type, kind)
+        return label_key(self.names[name], self.plan.left_schema.field(name).type, dtype)
 
     @property
     def time(self) -> Any:
@@ -257,11 +257,11 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
             F.lit(side is None).alias("is_label"),
             label_value.alias("label"),
         ]
-        for name, kind in types.items():
+        for name, dtype in types.items():
             value = F.lit(None)
             if side is not None and side.match_column == name:
                 value = F.col("row")
-            columns.append(value.cast(kind).alias(name))
+            columns.append(value.cast(dtype).alias(name))
         return columns
 
     keys = [
@@ -354,13 +354,13 @@ def _is_within_ttl(time: Any, event: Any, ttl: timedelta) -> Any:
     return F.unix_micros(time) - F.unix_micros(event) <= F.lit(ttl // timedelta(microseconds=1))
 
 
-def timestamp_of(value: Any, kind: pa.DataType) -> Any:
+def timestamp_of(value: Any, dtype: pa.DataType) -> Any:
     """Return a time column as a timestamp.
 
     A date is converted to midnight in UTC, independent of the session's time zone.
     """
     from pyspark.sql import functions as F
 
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         return F.timestamp_micros(F.unix_date(value) * _DAY)
     return value

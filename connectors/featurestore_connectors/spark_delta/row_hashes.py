@@ -38,7 +38,7 @@ def with_row_hash(
     from pyspark.sql import functions as sf
 
     session = source.native.sparkSession
-    fields = [source.schema.field(each) for each in columns]
+    fields = [source.schema.field(hashed) for hashed in columns]
     all_supported = all(value_kind(field.type) is not None for field in fields)
     if not all_supported or not has_functions(session):
         return None
@@ -53,10 +53,10 @@ def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
     from pyspark.sql import functions as sf
 
     session = source.native.sparkSession
-    all_supported = all(value_kind(kind) is not None for kind in source.schema.types)
+    all_supported = all(value_kind(dtype) is not None for dtype in source.schema.types)
     if not all_supported or not has_functions(session):
         return None
-    pairs = [part for each in source.schema.names for part in (sf.lit(each), column(each))]
+    pairs = [part for hashed in source.schema.names for part in (sf.lit(hashed), column(hashed))]
     value = sf.call_function("featurestore_tie_hash", *pairs)
     return _with_column(source, name, value, pa.int64())
 
@@ -87,8 +87,8 @@ def count_hashes(
 
     schema = source.schema
     for name in columns:
-        kind = schema.field(name).type
-        if value_kind(kind) is None and not pat.is_decimal(kind):
+        dtype = schema.field(name).type
+        if value_kind(dtype) is None and not pat.is_decimal(dtype):
             return None
     arguments = [sf.lit(_BITS), *map(column, [hashes, group, *columns])]
     doubles = {name: column(name) for name in columns if pat.is_float64(schema.field(name).type)}
@@ -154,9 +154,9 @@ def has_functions(session: Any) -> bool:
     return True
 
 
-def _with_column(source: Relation, name: str, value: Any, kind: pa.DataType) -> Relation:
+def _with_column(source: Relation, name: str, value: Any, dtype: pa.DataType) -> Relation:
     native = source.native.select(*map(column, source.schema.names), value.alias(name))
-    return relation(native, source.schema.append(pa.field(name, kind)))
+    return relation(native, source.schema.append(pa.field(name, dtype)))
 
 
 def _profile(

@@ -153,7 +153,7 @@ def repartition_by_key(frame: Any, key: str, *, size: int | None) -> Any:
 
 def can_write_in_jvm(session: Any, schema: pa.Schema, directory: str) -> bool:
     """Return whether the JVM supports all types of a schema and the directory is local."""
-    all_supported = all(value_kind(kind) is not None for kind in schema.types)
+    all_supported = all(value_kind(dtype) is not None for dtype in schema.types)
     return all_supported and storage_for(directory).is_local and has_functions(session)
 
 
@@ -180,9 +180,9 @@ def _describe_task(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
     """Return the parameters of ``RecordShards.java`` for a task, as JSON values."""
     columns = []
     for name in task.columns:
-        kind = schema.field(name).type
-        is_label = name in task.labels and not pat.is_binary(kind)
-        columns.append({"name": name, "kind": value_kind(kind), "label": is_label})
+        dtype = schema.field(name).type
+        is_label = name in task.labels and not pat.is_binary(dtype)
+        columns.append({"name": name, "kind": value_kind(dtype), "label": is_label})
     return {
         "directory": os.path.abspath(task.directory),
         "shards": list(task.shards),
@@ -271,20 +271,20 @@ def _parse_file_report(path: str, report: dict[str, Any]) -> WrittenFile:
 
 
 def _decode_labels(
-    kind: pa.DataType, pairs: Sequence[tuple[Any, int]] | None
+    dtype: pa.DataType, pairs: Sequence[tuple[Any, int]] | None
 ) -> list[tuple[Any, int]] | None:
     if pairs is None:
         return None
-    return [(_decode_label(word, kind), count) for word, count in pairs]
+    return [(_decode_label(word, dtype), count) for word, count in pairs]
 
 
-def _decode_label(word: Any, kind: pa.DataType) -> Any:
+def _decode_label(word: Any, dtype: pa.DataType) -> Any:
     """Decode a label value from Java; floats are encoded as their bits."""
-    if word is None or pat.is_string(kind):
+    if word is None or pat.is_string(dtype):
         return word
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         # As bits, since JSON has no NaN and infinity.
         return struct.unpack("<d", struct.pack("<q", word))[0]
-    if pat.is_date32(kind):
-        return pa.scalar(word, pa.int32()).cast(kind).as_py()
-    return pa.scalar(word, pa.int64()).cast(kind).as_py()
+    if pat.is_date32(dtype):
+        return pa.scalar(word, pa.int32()).cast(dtype).as_py()
+    return pa.scalar(word, pa.int64()).cast(dtype).as_py()

@@ -104,11 +104,11 @@ def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
 
     if label_type == key_type:
         return column(name)
-    kind = _type_name(key_type)
+    type_name = _type_name(key_type)
     if pat.is_null(label_type):
-        return F.lit(None).cast(kind)
+        return F.lit(None).cast(type_name)
     # try_cast returns null for values out of range, where cast would fail the query.
-    cast = f"try_cast({quote(name)} AS {kind})"
+    cast = f"try_cast({quote(name)} AS {type_name})"
     if decimal_places(label_type) <= decimal_places(key_type):
         return F.expr(cast)
     # The cast rounds, so the result is compared with the original value.
@@ -150,20 +150,20 @@ def spark_schema(features: pa.Schema) -> Any:
     return schema
 
 
-def _spark_type(kind: pa.DataType) -> Any:
+def _spark_type(dtype: pa.DataType) -> Any:
     """Return the Spark type of a storage type."""
     from pyspark.sql import types as spark
 
-    if pat.is_list(kind):
-        return spark.ArrayType(_spark_type(kind.value_type), True)
-    if pat.is_struct(kind):
+    if pat.is_list(dtype):
+        return spark.ArrayType(_spark_type(dtype.value_type), True)
+    if pat.is_struct(dtype):
         struct = spark.StructType()
-        for index in range(kind.num_fields):
-            field = kind.field(index)
+        for index in range(dtype.num_fields):
+            field = dtype.field(index)
             struct.add(field.name, _spark_type(field.type), True)
         return struct
-    if pat.is_decimal(kind):
-        return spark.DecimalType(kind.precision, kind.scale)
+    if pat.is_decimal(dtype):
+        return spark.DecimalType(dtype.precision, dtype.scale)
     primitive_types = {
         pa.bool_(): spark.BooleanType,
         pa.int8(): spark.ByteType,
@@ -177,11 +177,11 @@ def _spark_type(kind: pa.DataType) -> Any:
         pa.date32(): spark.DateType,
         TIMESTAMP: spark.TimestampType,
     }
-    if kind not in primitive_types:
+    if dtype not in primitive_types:
         raise UnsupportedType(
-            f"Spark does not support the type {kind}.", hint="convert the column before writing"
+            f"Spark does not support the type {dtype}.", hint="convert the column before writing"
         )
-    return primitive_types[kind]()
+    return primitive_types[dtype]()
 
 
 def cast_to_features(frame: Any) -> tuple[Any, pa.Schema]:
@@ -220,8 +220,8 @@ def _arrow_schema(frame: Any) -> pa.Schema:
         try:
             if "variant" in field.dataType.simpleString():  # would pass for a struct of bytes
                 raise UnsupportedType("variant")
-            kind = to_arrow_type(field.dataType, **utc_argument(to_arrow_type))
-            fields.append(pa.field(field.name, kind, nullable=True))
+            dtype = to_arrow_type(field.dataType, **utc_argument(to_arrow_type))
+            fields.append(pa.field(field.name, dtype, nullable=True))
         except (PySparkException, UnsupportedType):
             unsupported.append(f"{field.name}: {field.dataType.simpleString()}")
     if unsupported:
@@ -232,11 +232,11 @@ def _arrow_schema(frame: Any) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _has_naive_times(kind: pa.DataType) -> bool:
-    if pat.is_timestamp(kind):
-        return kind.tz is None
-    return is_nested(kind) and any(
-        _has_naive_times(kind.field(index).type) for index in range(kind.num_fields)
+def _has_naive_times(dtype: pa.DataType) -> bool:
+    if pat.is_timestamp(dtype):
+        return dtype.tz is None
+    return is_nested(dtype) and any(
+        _has_naive_times(dtype.field(index).type) for index in range(dtype.num_fields)
     )
 
 

@@ -190,7 +190,7 @@ def can_compare(schema: pa.Schema, key: Sequence[str]) -> bool:
     """Return whether Arrow compares the values of the key as Spark does."""
     kinds = [schema.field(name).type for name in key]
     # Spark considers all NaN equal, and 0.0 equal to -0.0; Arrow cannot group by nested values.
-    return not any(is_nested(kind) or pat.is_floating(kind) for kind in kinds)
+    return not any(is_nested(dtype) or pat.is_floating(dtype) for dtype in kinds)
 
 
 def can_sort(schema: pa.Schema, key: Sequence[str]) -> bool:
@@ -279,7 +279,7 @@ def _with_rows(source: Relation, rows: ParquetRows) -> Relation:
     return ParquetRelation(source.engine, source.native, source.schema, rows=rows)
 
 
-def _has_fields(kind: pa.DataType) -> bool:
-    if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-        return _has_fields(kind.value_type)
-    return bool(pat.is_struct(kind))
+def _has_fields(dtype: pa.DataType) -> bool:
+    if pat.is_list(dtype) or pat.is_fixed_size_list(dtype):
+        return _has_fields(dtype.value_type)
+    return bool(pat.is_struct(dtype))

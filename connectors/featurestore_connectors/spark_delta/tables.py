@@ -378,11 +378,11 @@ def _column_statistics(
 
 
 def _key_bounds(
-    row_groups: Sequence[parquet.Statistics], kind: pa.DataType
+    row_groups: Sequence[parquet.Statistics], dtype: pa.DataType
 ) -> tuple[Any, Any] | None:
     """Return minimum and maximum in Delta's JSON format, or None if unknown."""
-    is_scalar = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
-    if not (is_scalar or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
+    is_scalar = pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_string(dtype)
+    if not (is_scalar or pat.is_date32(dtype) or pat.is_timestamp(dtype)) or pat.is_uint64(dtype):
         return None
     minima, maxima = [], []
     # Python does not support years before 1 or after 9999.

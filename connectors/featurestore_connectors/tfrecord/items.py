@@ -146,7 +146,7 @@ def lists(
     if valid is not None and nulls:
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
     buffers: list[Any] = [bitmap, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(column.kind, len(counts), buffers, nulls, children=[values])
+    return pa.Array.from_buffers(column.dtype, len(counts), buffers, nulls, children=[values])
 
 
 def _insert_null_items(

@@ -49,7 +49,7 @@ def number_type(slot: Slot) -> np.dtype[Any]:
 class _Fields:
     """Values of one type at several offsets of each record, and their target rows in an array."""
 
-    kind: str
+    dtype: str
     offsets: tuple[int, ...]
     rows: tuple[int, ...]
 
@@ -64,27 +64,27 @@ class _Fields:
     def copy_to(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
         """Copy the values to ``target[rows, start : start + n]`` in a contiguous array."""
         size = target.dtype.itemsize
-        column_type = _record_dtype(self.kind, tuple(row * target.strides[0] for row in self.rows))
+        column_type = _record_dtype(self.dtype, tuple(row * target.strides[0] for row in self.rows))
         shape, offset = (len(records),), start * size
         # The view describes one column of the target as a structure with one field per row.
         column_view: npt.NDArray[Any] = np.ndarray(
             shape, column_type, buffer=target, offset=offset, strides=(size,)
         )
-        column_view[...] = records.view(_record_dtype(self.kind, self.offsets, records.shape[1]))[
+        column_view[...] = records.view(_record_dtype(self.dtype, self.offsets, records.shape[1]))[
             :, 0
         ]
 
     def read(self, records: Records) -> npt.NDArray[Any]:
         """Return the values in a new array, with one row per offset."""
-        values = np.empty((len(self.offsets), len(records)), self.kind)
-        _Fields(self.kind, self.offsets, tuple(range(len(self.offsets)))).copy_to(records, values)
+        values = np.empty((len(self.offsets), len(records)), self.dtype)
+        _Fields(self.dtype, self.offsets, tuple(range(len(self.offsets)))).copy_to(records, values)
         return values
 
 
 @lru_cache(maxsize=256)
-def _record_dtype(kind: str, offsets: tuple[int, ...], size: int | None = None) -> np.dtype[Any]:
+def _record_dtype(dtype: str, offsets: tuple[int, ...], size: int | None = None) -> np.dtype[Any]:
     """Return a structured type with one field per offset."""
-    item = np.dtype(kind)
+    item = np.dtype(dtype)
     names = [f"f{number}" for number in range(len(offsets))]
     if size is None:
         size = max(offsets) + item.itemsize
@@ -198,8 +198,8 @@ def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[An
         columns.setdefault(number_type(slot), []).append(number)
     targets = []
     rows = {}
-    for kind, numbers in columns.items():
-        array = np.empty((len(numbers), len(records)), kind)
+    for dtype, numbers in columns.items():
+        array = np.empty((len(numbers), len(records)), dtype)
         planes_to_read = []
         for row, number in enumerate(numbers):
             planes_to_read.append((row, slots[number], False))
@@ -269,6 +269,6 @@ def _varint_writer(size: int, columns: Sequence[tuple[int, Slot]]) -> _VarintWri
     return _VarintWriter(_to_fields(f"<u{size}", offsets), tuple(widths), tuple(beyond))
 
 
-def _to_fields(kind: str, row_offsets: Sequence[tuple[int, int]]) -> _Fields:
+def _to_fields(dtype: str, row_offsets: Sequence[tuple[int, int]]) -> _Fields:
     rows, column_offsets = zip(*row_offsets, strict=True)
-    return _Fields(kind, column_offsets, rows)
+    return _Fields(dtype, column_offsets, rows)

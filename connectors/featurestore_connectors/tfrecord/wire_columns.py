@@ -38,7 +38,7 @@ class WireColumn:
     """
 
     name: str
-    kind: pa.DataType
+    dtype: pa.DataType
     wire: str
     leaf: pa.DataType
     shape: tuple[int, ...] | None
@@ -106,10 +106,10 @@ def _wire_type(leaf: pa.DataType) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _remedy(kind: pa.DataType) -> str:
-    if pat.is_struct(kind):
+def _remedy(dtype: pa.DataType) -> str:
+    if pat.is_struct(dtype):
         return "use a column for each field"
-    if pat.is_list(kind) or pat.is_fixed_size_list(kind):
+    if pat.is_list(dtype) or pat.is_fixed_size_list(dtype):
         return "flatten it to one list of numbers or strings per row"
     return "convert it to a number or a string"
 
@@ -167,12 +167,12 @@ def to_words(values: pa.Array) -> npt.NDArray[np.uint64]:
 
     Negative numbers are in two's complement.
     """
-    kind = values.type
-    if pat.is_boolean(kind):
+    dtype = values.type
+    if pat.is_boolean(dtype):
         values = values.cast(pa.uint8())
-    elif pat.is_date32(kind):
+    elif pat.is_date32(dtype):
         values = values.view(pa.int32())
-    elif pat.is_timestamp(kind):
+    elif pat.is_timestamp(dtype):
         values = values.view(pa.int64())
     if values.null_count:
         values = values.fill_null(0)
@@ -282,10 +282,10 @@ def assemble(values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] 
             return values
         buffers = [bitmap, *values.buffers()[1:]]
         return pa.Array.from_buffers(values.type, len(values), buffers, count, offset=values.offset)
-    kinds, kind = [], column.kind
+    kinds, item_type = [], column.dtype
     for _ in column.shape:
-        kinds.append(kind)
-        kind = kind.value_type
+        kinds.append(item_type)
+        item_type = item_type.value_type
     for level in range(len(kinds) - 1, 0, -1):
         length = rows * prod(column.shape[:level])
         values = pa.Array.from_buffers(kinds[level], length, [None], 0, children=[values])

@@ -136,7 +136,7 @@ def correlations(
     names = [
         name for name in tables_correlations[0].columns if name in tables_correlations[-1].columns
     ]
-    matrices = [select_matrix(each, names) for each in tables_correlations]
+    matrices = [select_matrix(correlation, names) for correlation in tables_correlations]
     order = similar_order(matrices[0])
     labels = [shorten_name(names[index]) for index in order]
     side = min(max(cell_inches(len(names)) * len(names) + 1.6, 4.0), 22.0)
@@ -148,12 +148,12 @@ def correlations(
         ratios.append(4.2)
     with _new_figure(figsize, default=(sum(widths), side)) as figure:
         axes = np.atleast_1d(figure.subplots(1, len(ratios), width_ratios=ratios))
-        for axis, matrix, table, each in zip(
+        for axis, matrix, table, tables_correlation in zip(
             axes, matrices, tables, tables_correlations, strict=False
         ):
             draw_heatmap(axis, matrix[np.ix_(order, order)], labels, cmap=cmap, annot=annot)
             subject = f"{method.capitalize()} correlation"
-            if each.sampled:
+            if tables_correlation.sampled:
                 subject += f" (sample of {table.sample_rows:,} rows)"
             axis.set_title(figure_title(table, subject))
         if lists_pairs:
@@ -280,7 +280,7 @@ def drift(
         after: The statistics of the second table.
         figsize: The size in inches; None derives it from the number of features.
     """
-    comparable = [each for each in report.features if each.psi is not None]
+    comparable = [feature for feature in report.features if feature.psi is not None]
     if not comparable:
         raise StatisticsNotFound("No feature has a distribution in both tables.")
     ranked = comparable[:_MAX_RANKED]
@@ -297,11 +297,11 @@ def drift(
         axis.set_title(title)
         panels_half.suptitle("bars: before, line: after", fontsize=9)
         panels = panels_half.subplots(len(compared), 1, squeeze=False).ravel()
-        for panel, each in zip(panels, compared, strict=True):
-            old, new = before.column(each.name), after.column(each.name)
+        for panel, columns in zip(panels, compared, strict=True):
+            old, new = before.column(columns.name), after.column(columns.name)
             draw_distribution(panel, old, new, rows=before.rows)
-            reasons = "; ".join(each.reasons) or "no drift"
-            panel.set_title(f"{shorten_name(each.name)}: {reasons}", fontsize=9)
+            reasons = "; ".join(columns.reasons) or "no drift"
+            panel.set_title(f"{shorten_name(columns.name)}: {reasons}", fontsize=9)
     return figure
 
 
@@ -309,12 +309,12 @@ def _draw_ranking(axis: Axes, ranked: Sequence[FeatureDrift], *, threshold: floa
     """Draw the PSI of each feature as a bar, in red if the feature drifted."""
     positions = range(len(ranked))
     # A bar of length zero would not be visible.
-    values = [max(each.psi or 0.0, 1e-4) for each in ranked]
+    values = [max(feature.psi or 0.0, 1e-4) for feature in ranked]
     bars = axis.barh(positions, values, color=FIRST)
-    for bar, each in zip(bars.patches, ranked, strict=True):
-        if each.drifted:
+    for bar, feature in zip(bars.patches, ranked, strict=True):
+        if feature.drifted:
             bar.set_color(SECOND)
-    names = [shorten_name(each.name) for each in ranked]
+    names = [shorten_name(feature.name) for feature in ranked]
     axis.set_yticks(positions, names, fontsize=font_size(len(names)))
     axis.invert_yaxis()
     axis.axvline(threshold, color=_NEUTRAL, linestyle="--", linewidth=1)

@@ -203,7 +203,7 @@ def range_to_draw(columns: Sequence[ColumnStatistics]) -> AxisRange | None:
     """Return a common range for the same column of several tables, or None for the full range."""
     full_ranges, trimmed_ranges = [], []
     for column in columns:
-        quantiles = np.array([as_number(each) for each in column.quantiles])
+        quantiles = np.array([as_number(quantile) for quantile in column.quantiles])
         if len(quantiles):
             full_ranges.append((float(quantiles[0]), float(quantiles[-1])))
             trimmed_ranges.append(_trim_tails(quantiles))

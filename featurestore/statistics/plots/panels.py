@@ -141,8 +141,8 @@ def _draw_clipped_range(
 ) -> None:
     """Draw histograms over a clipped range, with a note below the axis."""
     edges = axis_range.edges(compared[0])
-    for index, each in enumerate(compared):
-        distribution = cumulative(each)
+    for index, column in enumerate(compared):
+        distribution = cumulative(column)
         if distribution is None:
             continue
         shares = _bin_shares(distribution, edges)
@@ -165,7 +165,7 @@ def _bin_shares(distribution: Cumulative, edges: Floats) -> Floats:
 
 def _histogram_edges(histogram: Histogram) -> Floats:
     """Return the edges of a stored histogram, which are widened if they are all equal."""
-    edges = np.array([as_number(each) for each in histogram.edges])
+    edges = np.array([as_number(edge) for edge in histogram.edges])
     if edges[-1] > edges[0]:
         return edges
     # For a large constant, there are too few floats between its neighbors for 30 bins.
@@ -246,10 +246,10 @@ def _value_shares(column: ColumnStatistics) -> dict[Value, float]:
     """Return the share of each listed value, in descending order."""
     total = column.sampled or column.count
     if column.top_complete:
-        total = sum(each.count for each in column.top)
+        total = sum(top_value.count for top_value in column.top)
     shares = {}
-    for each in column.top:
-        shares[each.value] = each.count / max(total, 1)
+    for top_value in column.top:
+        shares[top_value.value] = top_value.count / max(total, 1)
     return shares
 
 

@@ -16,12 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.arrays import (
-    Flags,
-    Integers,
-    combined_codes,
-    to_integers,
-)
+from featurestore.aggregates.arrays import Flags, Integers, combined_codes, to_integers
 from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
 from featurestore.aggregates.counts import count_values, encode_value_groups, sort_codes
 from featurestore.aggregates.stream import STREAM_TIME, AggregateRequest, Events, NumberedBlock
@@ -394,9 +389,7 @@ def sum_totals(
 
 
 def select_rows(
-    columns: Sequence[pa.Array],
-    conditions: Sequence[pa.Array],
-    aggregates: Sequence[Aggregate],
+    columns: Sequence[pa.Array], conditions: Sequence[pa.Array], aggregates: Sequence[Aggregate]
 ) -> Integers:
     """Return the numbers of a subset of rows that gives the same results as all rows.
 

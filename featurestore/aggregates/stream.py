@@ -14,13 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.aggregates.arrays import (
-    Flags,
-    Integers,
-    combined_codes,
-    to_flags,
-    to_integers,
-)
+from featurestore.aggregates.arrays import Flags, Integers, combined_codes, to_flags, to_integers
 from featurestore.aggregates.chunk import NEVER, Aggregate, Labels, Rows, Totals
 from featurestore.aggregates.kernel import aggregate
 from featurestore.errors import InvalidArgument

@@ -15,13 +15,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from featurestore.errors import (
-    InvalidArgument,
-    MlflowError,
-    did_you_mean,
-    listing,
-    missing_extra,
-)
+from featurestore.errors import InvalidArgument, MlflowError, did_you_mean, listing, missing_extra
 from featurestore.experiments import catalog, run_files
 from featurestore.experiments.run import Run
 from featurestore.model.json_object import parse_object

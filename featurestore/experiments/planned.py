@@ -58,8 +58,7 @@ def run_planned(
     launcher = find_launcher(request.on)
     dumped = check_request(request, launcher, request.params, workers=parallel)
     record = new_record(
-        request,
-        settings={"on": launcher.name, "parallel": parallel, "metric": metric, **settings},
+        request, settings={"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
     )
     directory = catalog.run_directory(session, record)
     files.make_directory(directory)

@@ -270,10 +270,7 @@ class ReaderCheckpoint:
                 if validation_reader is not None:
                     # It comes first, so that all callbacks see the metrics of the validation.
                     metrics = validation_callback(
-                        model,
-                        validation_reader,
-                        frequency=frequency,
-                        after_batch=heartbeat.extend,
+                        model, validation_reader, frequency=frequency, after_batch=heartbeat.extend
                     )
                     callbacks.insert(0, metrics)
                 saving_callback = self.callback(

@@ -292,11 +292,7 @@ def _requested_class(value: Any, column: ManifestColumn, transform: Transform | 
 
 
 def _class_weights_for_label(
-    manifest: Manifest,
-    label: str,
-    class_weights: str | ByClass,
-    *,
-    transform: Transform | None,
+    manifest: Manifest, label: str, class_weights: str | ByClass, *, transform: Transform | None
 ) -> ByClass:
     """Return balanced weights, or explicit weights after checking them."""
     if isinstance(class_weights, str):

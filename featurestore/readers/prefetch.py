@@ -96,10 +96,7 @@ class PrefetchLimits:
         """Compute the limits for a block size."""
         size = max(1, block_bytes)
         return cls(
-            max(1, ahead_bytes // size),
-            read,
-            max(1, _REQUEST_BYTES // size),
-            _GAP_BYTES // size,
+            max(1, ahead_bytes // size), read, max(1, _REQUEST_BYTES // size), _GAP_BYTES // size
         )
 
 

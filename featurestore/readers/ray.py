@@ -130,10 +130,7 @@ class ReaderDatasource(Datasource):  # type: ignore[misc]
         return self._bytes(self._blocks.start_step, self._blocks.reader.steps_per_epoch)
 
     def get_read_tasks(
-        self,
-        parallelism: int,
-        per_task_row_limit: int | None = None,
-        data_context: Any = None,
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[Any]:
         """Return tasks of nearly equal numbers of steps, in reading order."""
         blocks = self._blocks

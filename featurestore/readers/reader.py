@@ -666,11 +666,7 @@ class Reader:
         return Iterations(ranges_for_iteration)
 
     def step_ranges(
-        self,
-        worker_steps: WorkerSteps,
-        *,
-        steps: int | None = None,
-        max_bytes: int = _RANGE_BYTES,
+        self, worker_steps: WorkerSteps, *, steps: int | None = None, max_bytes: int = _RANGE_BYTES
     ) -> StepRanges:
         """Divide the steps of several epochs into ranges that are read together.
 

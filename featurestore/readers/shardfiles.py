@@ -115,7 +115,7 @@ class ShardFiles:
             shard = self.split.shards[location >> ROW_BITS]
             raise DatasetDamaged(
                 f"Row {location & ROW_MASK:,} of the shard "
-                f"{os.path.join(self.directory, shard.path)!r} does not match its checksum.",
+                f"{os.path.join(self.directory, shard.path)!r} does not match its checksum."
             )
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
@@ -314,8 +314,7 @@ def check_shard(directory: str, shard: ManifestShard) -> None:
         size = files.status(path).size
     except OSError as error:
         raise DatasetDamaged(
-            f"Shard {path!r} cannot be read: {error.strerror or error}.",
-            hint=_DAMAGE_HINT,
+            f"Shard {path!r} cannot be read: {error.strerror or error}.", hint=_DAMAGE_HINT
         ) from error
     _check_size(shard, path, {path: size})
 

@@ -120,11 +120,7 @@ class TransformedColumns:
 
 
 def zero_based_label_codes(
-    transform: Transform,
-    name: str,
-    codes: NumpyArray,
-    *,
-    real: npt.NDArray[np.bool_] | None = None,
+    transform: Transform, name: str, codes: NumpyArray, *, real: npt.NDArray[np.bool_] | None = None
 ) -> NumpyArray:
     """Shift label codes so that they start at 0, as loss functions require.
 
@@ -235,11 +231,7 @@ class TransformedWindows:
 
 
 def feature_forms(
-    manifest: Manifest,
-    *,
-    columns: Sequence[str] | None,
-    nulls: Nulls,
-    transform: Transform | None,
+    manifest: Manifest, *, columns: Sequence[str] | None, nulls: Nulls, transform: Transform | None
 ) -> Forms:
     """Return the numpy type and shape of each model input, without labels and weights.
 

@@ -215,9 +215,7 @@ class VariableColumn:
         return Payloads(b"".join(messages), _offsets(lengths))
 
 
-def plan_columns(
-    schema: pa.Schema,
-) -> tuple[tuple[FixedColumn, ...], tuple[VariableColumn, ...]]:
+def plan_columns(schema: pa.Schema) -> tuple[tuple[FixedColumn, ...], tuple[VariableColumn, ...]]:
     """Return the columns of fixed width and the other columns of a schema of feature types."""
     fixed: list[FixedColumn] = []
     variable: list[VariableColumn] = []

@@ -147,8 +147,7 @@ def _check_origin(session: Session, state: ViewState, view: PublishedView) -> No
     if _has_own_tables(session, state):
         hint += f"; if the store was moved: {view.publish_line(full=True)}"
     mismatch = PublishedValueMismatch(
-        f"The online store {online!r} has the values of {view} of another feature store.",
-        hint=hint,
+        f"The online store {online!r} has the values of {view} of another feature store.", hint=hint
     )
     # A note is shown in tracebacks only: responses of servers and errors of job runs have the
     # message, and must not reveal paths of other stores.

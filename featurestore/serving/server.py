@@ -507,10 +507,7 @@ class VectorServer:
             for stage in plan.stages
         ]
         parser = EntityParser(
-            entity,
-            view=self._spec.name,
-            time_column=self._time_column,
-            columns=self._entity,
+            entity, view=self._spec.name, time_column=self._time_column, columns=self._entity
         )
         form = self._form or raw_form(plan.schema, plan.features)
         form = replace(form, row_types=plan.typed_columns)

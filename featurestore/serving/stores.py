@@ -22,12 +22,7 @@ from featurestore.model.names import ENVIRONMENT, check_name, parse_credentials
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec, normalize_uri, online_kind
 from featurestore.model.runtime import reset_in_children
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.plugins.online import (
-    IdentifiesServer,
-    OnlineConfig,
-    OnlineStore,
-    open_config,
-)
+from featurestore.plugins.online import IdentifiesServer, OnlineConfig, OnlineStore, open_config
 from featurestore.recovery import record_files
 from featurestore.registry import online_stores
 from featurestore.session import Session
@@ -65,11 +60,7 @@ def add_online_store(
         parse_credentials(secret)
     uri = normalize_uri(uri, exists=files.exists)
     spec = OnlineStoreSpec(
-        name=name,
-        kind=online_kind(uri),
-        uri=uri,
-        secret=secret,
-        created=to_micros(utc_now()),
+        name=name, kind=online_kind(uri), uri=uri, secret=secret, created=to_micros(utc_now())
     )
     # This checks the URI without a connection.
     open_config(_config_of(session, spec)).close()

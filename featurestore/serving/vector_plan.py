@@ -32,12 +32,7 @@ from featurestore.model.times import utc_now
 from featurestore.plugins.engine import ComputesRows, RowsFunction, find_engine
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.execution import micros_to_times
-from featurestore.retrieval.resolve import (
-    equal_key,
-    find_spec,
-    is_whole_number,
-    join_key_types,
-)
+from featurestore.retrieval.resolve import equal_key, find_spec, is_whole_number, join_key_types
 from featurestore.retrieval.view_rows import label_group_types, retrieve_rows
 from featurestore.serving.vectors import check_entity
 from featurestore.session import Session
@@ -364,12 +359,7 @@ class EntityParser:
     """
 
     def __init__(
-        self,
-        schema: pa.Schema,
-        *,
-        view: str,
-        time_column: str | None,
-        columns: EntityColumns,
+        self, schema: pa.Schema, *, view: str, time_column: str | None, columns: EntityColumns
     ) -> None:
         self._view = view
         self._time_column = time_column if time_column in schema.names else None

@@ -130,11 +130,7 @@ to the online store 'embedded'.
         return open_server(self._session, self._spec, online=online, dataset=dataset, log=log)
 
     def verify_online(
-        self,
-        *,
-        online: str | None = None,
-        sample: int = 1000,
-        at: datetime | str | None = None,
+        self, *, online: str | None = None, sample: int = 1000, at: datetime | str | None = None
     ) -> OnlineReport:
         """Compare served vectors with ``get_features`` for the same entities at the same instant.
 

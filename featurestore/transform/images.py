@@ -70,11 +70,7 @@ def decode_images(
     images = _BUFFERS.borrow([(shape, np.dtype(dtype))], purpose="images")[0]
     decoder = _Decoder(images, orientation=orientation)
     decode_rows(
-        encoded_images,
-        present,
-        target=images,
-        decode=decoder,
-        threads_name="featurestore-images",
+        encoded_images, present, target=images, decode=decoder, threads_name="featurestore-images"
     )
     return images
 

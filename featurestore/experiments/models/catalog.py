@@ -284,7 +284,7 @@ def publish(
     Raises:
         ModelExists: The version exists, or another process is writing it.
     """
-    with in_flight(session, kind=directories.REGISTER, name=spec.name, version=version) as run:
+    with in_flight(session, operation=directories.REGISTER, name=spec.name, version=version) as run:
         directory = session.paths.model(spec.name, run.version)
         files.make_directory(directory, durable=True)
         # All files are complete before ``model.json`` appears; a directory without it is not a
@@ -374,7 +374,7 @@ def remove(session: Session, name: str, version: int) -> None:
     """Delete a version; its predictions remain."""
     with session.registry.reading() as connection:
         index.get(connection, name, version)
-    with in_flight(session, kind=directories.REMOVE, name=name, version=version) as run:
+    with in_flight(session, operation=directories.REMOVE, name=name, version=version) as run:
         with session.registry.transaction() as connection:
             # Remove the index entry first, so that no process finds a version whose files are being
             # deleted.

@@ -25,12 +25,7 @@ from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.schemas import type_from_json
-from featurestore.arrow.types import (
-    describe,
-    feature_schema,
-    innermost_type,
-    with_innermost_type,
-)
+from featurestore.arrow.types import describe, feature_schema, innermost_type, with_innermost_type
 from featurestore.arrow.values import (
     ConversionError,
     cast_column,
@@ -346,11 +341,7 @@ def recorded_form(state: JsonMapping) -> str:
 
 
 def plan_nulls(
-    manifest: Manifest,
-    names: Sequence[str],
-    *,
-    requested: ModelNulls | None,
-    state: JsonMapping,
+    manifest: Manifest, names: Sequence[str], *, requested: ModelNulls | None, state: JsonMapping
 ) -> dict[str, PlannedNulls]:
     """Return what a model gets for the nulls of each input.
 

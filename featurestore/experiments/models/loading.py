@@ -19,13 +19,7 @@ import weakref
 from functools import lru_cache
 from typing import Any
 
-from featurestore.errors import (
-    InvalidArgument,
-    MissingExtra,
-    ModelDamaged,
-    UntrustedModel,
-    listing,
-)
+from featurestore.errors import InvalidArgument, MissingExtra, ModelDamaged, UntrustedModel, listing
 from featurestore.experiments.models import (
     boosters,
     jax_files,

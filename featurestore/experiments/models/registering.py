@@ -8,22 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
-from featurestore.errors import (
-    InvalidArgument,
-    ModelDamaged,
-    ModelNotFound,
-    did_you_mean,
-    listing,
-)
+from featurestore.errors import InvalidArgument, ModelDamaged, ModelNotFound, did_you_mean, listing
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
 from featurestore.experiments.models.conversion import FRAME, ModelNulls, recorded_form
 from featurestore.experiments.models.predictors import default_arrays
 from featurestore.experiments.models.recorded_inputs import RecordedInputs, find_recorded
-from featurestore.experiments.models.stated_columns import (
-    stated_columns,
-)
+from featurestore.experiments.models.stated_columns import stated_columns
 from featurestore.experiments.models.training_inputs import resolve_inputs
 from featurestore.experiments.models.trial import Trial
 from featurestore.experiments.run import Run
@@ -170,11 +162,7 @@ def _start_spec(
 
 
 def _resolve_arrays(
-    run: Run,
-    request: ModelRequest,
-    recorded: RecordedInputs | None,
-    model: Any,
-    flavor: Flavor,
+    run: Run, request: ModelRequest, recorded: RecordedInputs | None, model: Any, flavor: Flavor
 ) -> Arrays:
     """Return the form of the inputs: the requested, recorded, or usual one of the model."""
     if request.arrays is not None:

@@ -16,16 +16,9 @@ from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.values import to_scalar
-from featurestore.errors import (
-    FeatureNotFound,
-    InvalidArgument,
-    listing,
-)
+from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.experiments.models import loading, spark_pipelines
-from featurestore.experiments.models.conversion import (
-    check_input_types,
-    convert_outputs,
-)
+from featurestore.experiments.models.conversion import check_input_types, convert_outputs
 from featurestore.experiments.models.input_rows import to_model_input
 from featurestore.experiments.models.loading import load_predictor
 from featurestore.experiments.models.predictors import Predict
@@ -98,10 +91,7 @@ class PredictBatch:
         return convert_outputs(spec, model_outputs, batch.num_rows)
 
 
-def get_model_features(
-    model: Model,
-    request: RowsRequest,
-) -> FeatureFrame:
+def get_model_features(model: Model, request: RowsRequest) -> FeatureFrame:
     """Return the labels with the model's features, lazily.
 
     Raises:
@@ -129,12 +119,7 @@ def get_model_features(
     return frame
 
 
-def score(
-    model: Model,
-    request: RowsRequest,
-    *,
-    trust: bool = False,
-) -> FeatureFrame:
+def score(model: Model, request: RowsRequest, *, trust: bool = False) -> FeatureFrame:
     """Return the label columns with predictions, lazily.
 
     Raises:

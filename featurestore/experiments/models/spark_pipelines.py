@@ -21,12 +21,7 @@ from featurestore.errors import InvalidArgument, ModelDamaged, listing, missing_
 from featurestore.experiments.models.conversion import fill_value
 from featurestore.ingest import to_relation
 from featurestore.model.json_object import JsonDict, JsonMapping
-from featurestore.model.registered_model import (
-    LABEL_TIME,
-    MODEL_VERSION,
-    PREDICTION,
-    ModelSpec,
-)
+from featurestore.model.registered_model import LABEL_TIME, MODEL_VERSION, PREDICTION, ModelSpec
 from featurestore.model.times import from_micros
 from featurestore.storage import files
 

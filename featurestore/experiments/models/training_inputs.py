@@ -97,9 +97,7 @@ def resolve_inputs(
 
 
 def _check_masks(
-    readers: Sequence[JsonMapping],
-    candidates: Sequence[TrainingInputs],
-    stated: Sequence[str],
+    readers: Sequence[JsonMapping], candidates: Sequence[TrainingInputs], stated: Sequence[str]
 ) -> None:
     """Refuse ``nulls="mask"`` for a model that neither read nor states masks.
 
@@ -264,9 +262,7 @@ def _contradiction_error(
 
 
 def _ambiguity_error(
-    request: ModelRequest,
-    readers: Sequence[JsonMapping],
-    candidates: Sequence[TrainingInputs],
+    request: ModelRequest, readers: Sequence[JsonMapping], candidates: Sequence[TrainingInputs]
 ) -> InvalidArgument:
     """Return the error for readers that differ, with the settings in which they do."""
     settings = [_settings(candidate) for candidate in candidates]

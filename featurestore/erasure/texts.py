@@ -164,9 +164,8 @@ def _rewrite(
     if table is tables.search_documents:
         condition = table.c.id == key["id"]
         document = connection.execute(sa.select(table).where(condition)).one()
-        search_documents.replace(
-            connection, document.kind, document.name, document.version, document.field, [cleaned]
-        )
+        texts = {document.field: [cleaned]}
+        search_documents.replace(connection, document.kind, document.name, document.version, texts)
         return
     # A text that another transaction has changed meanwhile is searched again by the next erasure.
     condition = sa.and_(column == text, *[table.c[name] == value for name, value in key.items()])

@@ -234,7 +234,7 @@ def replace_tags(
     if rows:
         connection.execute(tags.insert(), rows)
     texts = [text for tag in values.items() for text in tag]
-    search_documents.replace(connection, kind, name, version, search_documents.TAG, texts)
+    search_documents.replace(connection, kind, name, version, {search_documents.TAG: texts})
 
 
 def _refers_to_version(

@@ -117,7 +117,9 @@ class Registry:
             self._open.connection = connection
             try:
                 yield connection
-                origins.write_changed(connection, is_copy=self._is_copy)
+                changed_objects = connection.info.pop(CHANGED, None)
+                if changed_objects and not self._is_copy:
+                    origins.write_files(connection, changed_objects)
             finally:
                 self._open.connection = None
 

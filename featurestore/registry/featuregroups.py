@@ -125,10 +125,8 @@ def add(
     )
     key = inserted.inserted_primary_key
     identifier = int(key[0]) if key is not None else -1
-    _replace_features(connection, identifier, spec)
-    _replace_documents(
-        connection, spec.name, spec.version, search_documents.DESCRIPTION, [description]
-    )
+    texts = {search_documents.DESCRIPTION: [description]}
+    _replace_features(connection, identifier, spec, other_texts=texts)
     return identifier
 
 
@@ -286,8 +284,20 @@ def describe(
     """Set the descriptions of a version and its features."""
     row = _TABLE.row_for_update(connection, name, version)
     if row is not None:
-        _describe_features(connection, row.id, name, version, descriptions)
-        _replace_documents(connection, name, version, search_documents.DESCRIPTION, [description])
+        is_of_group = features.c.featuregroup_id == row.id
+        has_description = sa.and_(is_of_group, features.c.description != "")
+        # Columns without a description get an empty one.
+        connection.execute(features.update().where(has_description).values(description=""))
+        if descriptions:
+            is_column = sa.and_(is_of_group, features.c.name == sa.bindparam("column"))
+            change = features.update().where(is_column).values(description=sa.bindparam("text"))
+            rows = [{"column": column, "text": text} for column, text in descriptions.items()]
+            connection.execute(change, rows)
+        texts = {
+            search_documents.FEATURE_DESCRIPTION: descriptions.values(),
+            search_documents.DESCRIPTION: [description],
+        }
+        search_documents.replace(connection, KIND, name, version, texts)
     connection.execute(
         featuregroups.update()
         .where(featuregroups.c.name == name, featuregroups.c.version == version)
@@ -307,8 +317,14 @@ def _to_registered_group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
         )
 
 
-def _replace_features(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> None:
-    """Replace the recorded columns of a group."""
+def _replace_features(
+    connection: Connection,
+    group_id: int,
+    spec: FeatureGroupSpec,
+    *,
+    other_texts: Mapping[str, Iterable[str]] | None = None,
+) -> None:
+    """Replace the recorded columns of a group, with their search documents and some other ones."""
     connection.execute(features.delete().where(features.c.featuregroup_id == group_id))
     rows = [
         {
@@ -324,34 +340,12 @@ def _replace_features(connection: Connection, group_id: int, spec: FeatureGroupS
     number = sum(row["role"] == "feature" for row in rows)
     is_group = featuregroups.c.id == group_id
     connection.execute(featuregroups.update().where(is_group).values(features=number))
-    _replace_documents(
-        connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names
-    )
-    _replace_documents(
-        connection, spec.name, spec.version, search_documents.FEATURE_DESCRIPTION, []
-    )
-
-
-def _replace_documents(
-    connection: Connection, name: str, version: int, field: str, texts: Iterable[str]
-) -> None:
-    search_documents.replace(connection, KIND, name, version, field, texts)
-
-
-def _describe_features(
-    connection: Connection, group_id: int, name: str, version: int, descriptions: Mapping[str, str]
-) -> None:
-    """Set column descriptions; columns without a description get an empty one."""
-    is_of_group = features.c.featuregroup_id == group_id
-    has_description = sa.and_(is_of_group, features.c.description != "")
-    connection.execute(features.update().where(has_description).values(description=""))
-    is_column = sa.and_(is_of_group, features.c.name == sa.bindparam("column"))
-    change = features.update().where(is_column).values(description=sa.bindparam("text"))
-    rows = [{"column": column, "text": text} for column, text in descriptions.items()]
-    if rows:
-        connection.execute(change, rows)
-    field = search_documents.FEATURE_DESCRIPTION
-    _replace_documents(connection, name, version, field, descriptions.values())
+    texts = {
+        search_documents.FEATURE: spec.schema.names,
+        search_documents.FEATURE_DESCRIPTION: [],
+        **(other_texts or {}),
+    }
+    search_documents.replace(connection, KIND, spec.name, spec.version, texts)
 
 
 def latest_feature_descriptions(

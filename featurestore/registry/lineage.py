@@ -151,7 +151,7 @@ def replace_windows(
         rows.append({"kind": kind, "name": name, "version": version, **values})
     if rows:
         connection.execute(window_features.insert(), rows)
-    search_documents.replace(connection, kind, name, version, search_documents.WINDOW, texts)
+    search_documents.replace(connection, kind, name, version, {search_documents.WINDOW: texts})
 
 
 def latest_windows(

@@ -108,9 +108,11 @@ def begin(connection: Connection, created: Object) -> None:
     An object whose creation failed continues: its rejected rows and reports may still exist.
     """
     columns = origins.c
-    last = _last_creation(connection, created)
+    last = _last_creations(connection, [created]).get(created)
+    if last is None:
+        return
     has_ended = sa.select(columns.id).where(columns.id == format_id(created, last), columns.ended)
-    if not last or connection.execute(has_ended).first() is None:
+    if connection.execute(has_ended).first() is None:
         return
     _insert(connection, {created: last + 1})
     # A view refers to a group by name and version, so that it reads the new group from now on.
@@ -134,8 +136,8 @@ def end(connection: Connection, removed: Object) -> None:
     # A copy of the rows of a private group may be written after the group was removed.
     if is_private:
         _current_ids(connection, [removed])
-    last = _last_creation(connection, removed)
-    if last:
+    last = _last_creations(connection, [removed]).get(removed)
+    if last is not None:
         values = {"ended": True, "sealed": True} if is_private else {"ended": True}
         is_last = origins.c.id == format_id(removed, last)
         connection.execute(origins.update().where(is_last).values(**values))
@@ -144,7 +146,7 @@ def end(connection: Connection, removed: Object) -> None:
 
 def is_stored(connection: Connection, version: Object) -> bool:
     """Return whether an object has origins, or was itself an origin or private, even if removed."""
-    return _last_creation(connection, version) > 0
+    return version in _last_creations(connection, [version])
 
 
 def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) -> list[Object]:
@@ -212,10 +214,6 @@ def format_id(version: Object, creation: int) -> str:
     return f"{version.kind}/{version.name}@v{version.version}#{creation}"
 
 
-def _last_creation(connection: Connection, version: Object) -> int:
-    return _last_creations(connection, [version]).get(version, 0)
-
-
 def _last_creations(connection: Connection, objects: Iterable[Object]) -> dict[Object, int]:
     """Return the numbers of the last creations of objects, without objects that have no row."""
     columns = origins.c
@@ -251,11 +249,8 @@ def _mark_changed(connection: Connection, objects: Iterable[Object]) -> None:
 # -- files --------------------------------------------------------------------------------
 
 
-def write_changed(connection: Connection, *, is_copy: bool) -> None:
+def write_files(connection: Connection, changed: Collection[Object]) -> None:
     """Write the files of the objects whose origins a transaction has changed, before its commit."""
-    changed: set[Object] = connection.info.pop(CHANGED, set())
-    if not changed or is_copy:
-        return
     # Two transactions that change the same object write its file one after the other, and the
     # second one reads the rows of the first.
     lock(connection, "origins")

@@ -7,7 +7,7 @@ Postgres a ``pg_trgm`` index if this extension is available; see docs/adr/0020.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
 import sqlalchemy as sa
@@ -32,28 +32,52 @@ _columns = search_documents.c
 
 
 def replace(
-    connection: Connection, kind: str, name: str, version: int, field: str, texts: Iterable[str]
+    connection: Connection,
+    kind: str,
+    name: str,
+    version: int,
+    texts_by_field: Mapping[str, Iterable[str]],
 ) -> None:
-    """Replace the documents of a field."""
-    of_field = _columns.field == field
-    _remove(connection, sa.and_(_is_version(kind, name, version), of_field))
-    text = normalize("\n".join(texts))
-    if not text:
-        return
+    """Replace the documents of some fields of a version."""
+    remove(connection, kind, name, version, fields=list(texts_by_field))
     is_indexed = has_index(connection)
-    inserted = connection.execute(
-        search_documents.insert().values(
-            kind=kind, name=name, version=version, field=field, text=text, indexed=is_indexed
+    for field, texts in texts_by_field.items():
+        text = normalize("\n".join(texts))
+        if not text:
+            continue
+        inserted = connection.execute(
+            search_documents.insert().values(
+                kind=kind, name=name, version=version, field=field, text=text, indexed=is_indexed
+            )
         )
-    )
-    key = inserted.inserted_primary_key
-    if is_indexed and key is not None:
-        _change_index(connection, f"insert into {_INDEX} (rowid, text)", [(key[0], text)])
+        key = inserted.inserted_primary_key
+        if is_indexed and key is not None:
+            connection.exec_driver_sql(
+                f"insert into {_INDEX} (rowid, text) values (?, ?)", (key[0], text)
+            )
 
 
-def remove(connection: Connection, kind: str, name: str, version: int) -> None:
-    """Remove the documents of a version."""
-    _remove(connection, _is_version(kind, name, version))
+def remove(
+    connection: Connection,
+    kind: str,
+    name: str,
+    version: int,
+    *,
+    fields: Collection[str] | None = None,
+) -> None:
+    """Remove the documents of a version from the table and from the index, or those of some fields."""
+    condition = sa.and_(_columns.kind == kind, _columns.name == name, _columns.version == version)
+    if fields is not None:
+        condition &= _columns.field.in_(fields)
+    if has_index(connection):
+        # FTS5 needs the indexed string to remove its trigrams.
+        indexed_documents = sa.select(_columns.id, _columns.text).where(
+            condition, _columns.indexed.is_(True)
+        )
+        for row in connection.execute(indexed_documents).all():
+            removal = f"insert into {_INDEX} ({_INDEX}, rowid, text) values ('delete', ?, ?)"
+            connection.exec_driver_sql(removal, (row.id, row.text))
+    connection.execute(search_documents.delete().where(condition))
 
 
 def clear(connection: Connection) -> None:
@@ -191,25 +215,6 @@ def create_index(connection: Connection) -> None:
         )
 
 
-def _remove(connection: Connection, condition: sa.ColumnElement[bool]) -> None:
-    """Remove documents from the table and from the index."""
-    if has_index(connection):
-        # FTS5 needs the indexed string to remove its trigrams.
-        indexed_documents = sa.select(_columns.id, _columns.text).where(
-            condition, _columns.indexed.is_(True)
-        )
-        rows = [(row.id, row.text) for row in connection.execute(indexed_documents)]
-        removal = f"insert into {_INDEX} ({_INDEX}, rowid, text)"
-        _change_index(connection, removal, [("delete", *row) for row in rows])
-    connection.execute(search_documents.delete().where(condition))
-
-
-def _change_index(connection: Connection, into: str, rows: list[tuple[object, ...]]) -> None:
-    for row in rows:
-        marks = ", ".join("?" * len(row))
-        connection.exec_driver_sql(f"{into} values ({marks})", row)
-
-
 def _contains(connection: Connection, searched_text: str) -> sa.ColumnElement[bool]:
     if connection.dialect.name == "sqlite":
         # LIKE ignores the case of ASCII letters even after case folding.
@@ -251,7 +256,3 @@ def _create_in_postgres(connection: Connection) -> None:
             "create index if not exists ix_search_documents_text "
             f"on search_documents using gin (text {schema}.gin_trgm_ops)"
         )
-
-
-def _is_version(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
-    return sa.and_(_columns.kind == kind, _columns.name == name, _columns.version == version)

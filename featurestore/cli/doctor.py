@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from featurestore.cli.output import show_rows
-from featurestore.cli.state import Settings, settings, store
+from featurestore.cli.state import GlobalOptions, settings, store
 from featurestore.errors import FeatureStoreError, MissingExtra
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def run_checks(options: Settings) -> list[Check]:
+def run_checks(options: GlobalOptions) -> list[Check]:
     """Run all checks and return their results."""
     import platform
 
@@ -130,7 +130,7 @@ def _check_java() -> Check:
     return Check("java", OK, f"{version_match[1]} ({java})")
 
 
-def _check_store(options: Settings) -> Iterator[Check]:
+def _check_store(options: GlobalOptions) -> Iterator[Check]:
     """Check the engine, the location and the registry that the options select."""
     from featurestore import config
     from featurestore.storage import files, storage_for

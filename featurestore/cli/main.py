@@ -19,7 +19,7 @@ from typer.models import TyperInfo
 
 from featurestore import __version__
 from featurestore.cli.output import escaping, option, show_error
-from featurestore.cli.state import LogFormat, OutputFormat, Settings, log_to_stderr
+from featurestore.cli.state import GlobalOptions, LogFormat, OutputFormat, log_to_stderr
 from featurestore.errors import FeatureStoreError
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def options(
     ] = False,
 ) -> None:
     """Compute, version and retrieve features for deep learning."""
-    context.obj = Settings(location, engine, registry, output, wide, log_format, token)
+    context.obj = GlobalOptions(location, engine, registry, output, wide, log_format, token)
     if log_format is not None:
         log_to_stderr(log_format)
 

@@ -30,7 +30,7 @@ class OutputFormat(StrEnum):
 
 
 @dataclass(frozen=True)
-class Settings:
+class GlobalOptions:
     """The global options of one command; None is resolved by ``featurestore.config``."""
 
     location: str | None = None
@@ -42,12 +42,12 @@ class Settings:
     token: str | None = None
 
 
-def settings(context: typer.Context) -> Settings:
+def settings(context: typer.Context) -> GlobalOptions:
     """Return the global options."""
-    return context.find_object(Settings) or Settings()
+    return context.find_object(GlobalOptions) or GlobalOptions()
 
 
-def check_store(options: Settings) -> None:
+def check_store(options: GlobalOptions) -> None:
     """Raise an error if the location has no store, so that read commands never create one.
 
     Raises:

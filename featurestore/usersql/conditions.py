@@ -34,7 +34,7 @@ from featurestore.usersql.constants import (
     to_number,
 )
 from featurestore.usersql.costs import check_costs
-from featurestore.usersql.functions import Function, ValueType
+from featurestore.usersql.functions import SqlFunction, ValueType
 from featurestore.usersql.text import DIALECT, parse_statement, quote, quoting_hint, shorten_sql
 
 if TYPE_CHECKING:
@@ -190,14 +190,14 @@ def _translate(sql: str, schema: pa.Schema, dialect: str, *, conversions: int = 
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
     try:
         check_costs(sql, tree)
-        return _Writer(sql, schema, dialect, conversions).write(tree)
+        return _ConditionWriter(sql, schema, dialect, conversions).write(tree)
     except RecursionError as error:
         # The writer recurses for each nesting level, so a deep user condition can exhaust Python's
         # stack.
         raise InvalidSql(f"{shorten_sql(sql)} is nested too deeply.") from error
 
 
-class _Writer:
+class _ConditionWriter:
     """Writes the nodes of a condition as the SQL of an engine."""
 
     def __init__(self, sql: str, schema: pa.Schema, dialect: str, conversions: int) -> None:
@@ -611,7 +611,7 @@ class _Writer:
         return TypedSql(f"{name}({', '.join(values)})", value_type)
 
     def _write_function(
-        self, name: str, functions: Sequence[Function], arguments: list[TypedSql]
+        self, name: str, functions: Sequence[SqlFunction], arguments: list[TypedSql]
     ) -> TypedSql:
         """Return a call of the first overload that accepts the argument kinds."""
         for function in functions:
@@ -995,7 +995,7 @@ class _Writer:
         return line
 
     def _wrong_kinds_error(
-        self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
+        self, name: str, operands: Sequence[TypedSql], functions: Sequence[SqlFunction] = ()
     ) -> InvalidSql:
         kinds = [operand.value_type for operand in operands]
         if functions:

@@ -25,7 +25,7 @@ ValueType = Literal[
 
 
 @dataclass(frozen=True)
-class Function:
+class SqlFunction:
     """An overload of a function: argument kinds, result kind, and the SQL for each engine."""
 
     arguments: tuple[ValueType, ...]
@@ -38,20 +38,20 @@ class Function:
         return self.spark if dialect == "spark" else self.duckdb
 
 
-def _portable(arguments: tuple[ValueType, ...], result: ValueType, template: str) -> Function:
-    return Function(arguments, result, template, template)
+def _portable(arguments: tuple[ValueType, ...], result: ValueType, template: str) -> SqlFunction:
+    return SqlFunction(arguments, result, template, template)
 
 
-def _date_part(name: str, spark: str) -> tuple[Function, ...]:
+def _date_part(name: str, spark: str) -> tuple[SqlFunction, ...]:
     """Return the overloads that extract an integer field of a date or time."""
     duckdb = f"{name}({{0}})"
     return (
-        Function(("timestamp",), "integer", duckdb, spark),
-        Function(("date",), "integer", duckdb, spark),
+        SqlFunction(("timestamp",), "integer", duckdb, spark),
+        SqlFunction(("date",), "integer", duckdb, spark),
     )
 
 
-def _clock_part(name: str) -> tuple[Function, ...]:
+def _clock_part(name: str) -> tuple[SqlFunction, ...]:
     """Return the overload that extracts a field of the time of day."""
     return (_portable(("timestamp",), "integer", f"{name}({{0}})"),)
 
@@ -61,13 +61,13 @@ def _huge(argument: str) -> str:
     return f"CAST(TRY_CAST({argument} AS BIGINT) AS HUGEINT)"
 
 
-def _arithmetic(operator: str, spark: str) -> tuple[Function, ...]:
+def _arithmetic(operator: str, spark: str) -> tuple[SqlFunction, ...]:
     # Engines add narrow integers with different overflow; 64 bits with TRY_CAST give null on both.
     # No sum and no product of two 64-bit integers exceeds 128 bits. TRY would evaluate its argument
     # again for each row after an overflow, which takes exponential time in nested calls.
     integer_template = f"TRY_CAST({_huge('{0}')} {operator} {_huge('{1}')} AS BIGINT)"
     return (
-        Function(
+        SqlFunction(
             ("integer", "integer"),
             "integer",
             integer_template,
@@ -90,17 +90,19 @@ _SPACES = (
 )
 _INFINITE = "IN (CAST('Infinity' AS DOUBLE), CAST('-Infinity' AS DOUBLE))"
 
-OPERATORS: dict[str, tuple[Function, ...]] = {
+OPERATORS: dict[str, tuple[SqlFunction, ...]] = {
     "+": _arithmetic("+", "try_add"),
     "-": _arithmetic("-", "try_subtract"),
     "*": _arithmetic("*", "try_multiply"),
     # DuckDB divides a double by zero to infinity; Spark's try_divide returns null.
     "/": (
-        Function(("number", "number"), "number", "({0} / nullif({1}, 0))", "try_divide({0}, {1})"),
+        SqlFunction(
+            ("number", "number"), "number", "({0} / nullif({1}, 0))", "try_divide({0}, {1})"
+        ),
     ),
     # With 128 bits, the smallest integer % -1 does not overflow.
     "%": (
-        Function(
+        SqlFunction(
             ("integer", "integer"),
             "integer",
             f"TRY_CAST({_huge('{0}')} % nullif({_huge('{1}')}, 0) AS BIGINT)",
@@ -110,10 +112,10 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
     "||": (_portable(("string", "string"), "string", "({0} || {1})"),),
 }
 
-FUNCTIONS: dict[str, tuple[Function, ...]] = {
+FUNCTIONS: dict[str, tuple[SqlFunction, ...]] = {
     # abs overflows for the smallest integer; it is null, like an overflow of a subtraction.
     "abs": (
-        Function(
+        SqlFunction(
             ("integer",),
             "integer",
             f"TRY_CAST(abs({_huge('{0}')}) AS BIGINT)",
@@ -122,10 +124,10 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
         _portable(("number",), "number", "abs({0})"),
     ),
     # Spark's isnan(NULL) is false. NaN equals NaN in both engines, and a comparison keeps null.
-    "isnan": (Function(("number",), "boolean", "isnan({0})", "({0} = double('NaN'))"),),
+    "isnan": (SqlFunction(("number",), "boolean", "isnan({0})", "({0} = double('NaN'))"),),
     "isinf": (_portable(("number",), "boolean", f"({{0}} {_INFINITE})"),),
     "isfinite": (
-        Function(
+        SqlFunction(
             ("number",),
             "boolean",
             "isfinite({0})",
@@ -135,19 +137,19 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     # Spark's size(NULL) can be -1 (spark.sql.legacy.sizeOfNull).
     "length": (
         _portable(("string",), "integer", "length({0})"),
-        Function(("list",), "integer", "len({0})", "if({0} IS NULL, NULL, size({0}))"),
+        SqlFunction(("list",), "integer", "len({0})", "if({0} IS NULL, NULL, size({0}))"),
     ),
-    "strlen": (Function(("string",), "integer", "strlen({0})", "octet_length({0})"),),
+    "strlen": (SqlFunction(("string",), "integer", "strlen({0})", "octet_length({0})"),),
     "starts_with": (
-        Function(("string", "string"), "boolean", "starts_with({0}, {1})", "startswith({0}, {1})"),
+        SqlFunction(("string", "string"), "boolean", "starts_with({0}, {1})", "startswith({0}, {1})"),
     ),
     "ends_with": (
-        Function(("string", "string"), "boolean", "ends_with({0}, {1})", "endswith({0}, {1})"),
+        SqlFunction(("string", "string"), "boolean", "ends_with({0}, {1})", "endswith({0}, {1})"),
     ),
     "contains": (_portable(("string", "string"), "boolean", "contains({0}, {1})"),),
     "replace": (_portable(("string", "string", "string"), "string", "replace({0}, {1}, {2})"),),
     "strpos": (
-        Function(("string", "string"), "integer", "strpos({0}, {1})", "instr({0}, {1})"),
+        SqlFunction(("string", "string"), "integer", "strpos({0}, {1})", "instr({0}, {1})"),
     ),
     "substring": (
         _portable(("string", "count", "count"), "string", "substring({0}, {1}, {2})"),
@@ -156,9 +158,9 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "left": (_portable(("string", "count"), "string", "left({0}, {1})"),),
     "right": (_portable(("string", "count"), "string", "right({0}, {1})"),),
     # Spark's trim removes the space character only.
-    "trim": (Function(("string",), "string", "trim({0})", f"trim(BOTH '{_SPACES}' FROM {{0}})"),),
-    "ltrim": (Function(("string",), "string", "ltrim({0})", f"trim(LEADING '{_SPACES}' FROM {{0}})"),),
-    "rtrim": (Function(("string",), "string", "rtrim({0})", f"trim(TRAILING '{_SPACES}' FROM {{0}})"),),
+    "trim": (SqlFunction(("string",), "string", "trim({0})", f"trim(BOTH '{_SPACES}' FROM {{0}})"),),
+    "ltrim": (SqlFunction(("string",), "string", "ltrim({0})", f"trim(LEADING '{_SPACES}' FROM {{0}})"),),
+    "rtrim": (SqlFunction(("string",), "string", "rtrim({0})", f"trim(TRAILING '{_SPACES}' FROM {{0}})"),),
     "year": _date_part("year", "year({0})"),
     "quarter": _date_part("quarter", "quarter({0})"),
     "month": _date_part("month", "month({0})"),
@@ -173,34 +175,34 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "minute": _clock_part("minute"),
     "second": _clock_part("second"),
     "epoch": (
-        Function(("timestamp",), "number", "epoch({0})", "(unix_micros({0}) / 1000000D)"),
+        SqlFunction(("timestamp",), "number", "epoch({0})", "(unix_micros({0}) / 1000000D)"),
     ),
-    "epoch_us": (Function(("timestamp",), "integer", "epoch_us({0})", "unix_micros({0})"),),
+    "epoch_us": (SqlFunction(("timestamp",), "integer", "epoch_us({0})", "unix_micros({0})"),),
     "date_trunc": (_portable(("unit", "timestamp"), "timestamp", "date_trunc({0}, {1})"),),
 }  # fmt: skip
 
 # Functions whose arguments and result have the same kind.
 SAME_KIND_FUNCTIONS = ("coalesce", "greatest", "least", "nullif")
 
-CASTS: dict[tuple[ValueType, ValueType], Function] = {
+CASTS: dict[tuple[ValueType, ValueType], SqlFunction] = {
     ("boolean", "integer"): _portable(("boolean",), "integer", "CAST({0} AS BIGINT)"),
     ("integer", "number"): _portable(("integer",), "number", "CAST({0} AS DOUBLE)"),
     ("float", "number"): _portable(("float",), "number", "CAST({0} AS DOUBLE)"),
-    ("integer", "string"): Function(
+    ("integer", "string"): SqlFunction(
         ("integer",), "string", "CAST({0} AS VARCHAR)", "CAST({0} AS STRING)"
     ),
-    ("date", "timestamp"): Function(("date",), "timestamp", _MIDNIGHT_DUCKDB, _MIDNIGHT_SPARK),
+    ("date", "timestamp"): SqlFunction(("date",), "timestamp", _MIDNIGHT_DUCKDB, _MIDNIGHT_SPARK),
     ("timestamp", "date"): _portable(("timestamp",), "date", "CAST({0} AS DATE)"),
 }  # fmt: skip
 
 # A column of type null contains nulls only and can be cast to any kind.
-CASTS_OF_NULL: dict[ValueType, Function] = {
+CASTS_OF_NULL: dict[ValueType, SqlFunction] = {
     "boolean": _portable(("null",), "boolean", "CAST(NULL AS BOOLEAN)"),
     "integer": _portable(("null",), "integer", "CAST(NULL AS BIGINT)"),
     "number": _portable(("null",), "number", "CAST(NULL AS DOUBLE)"),
     "date": _portable(("null",), "date", "CAST(NULL AS DATE)"),
-    "string": Function(("null",), "string", "CAST(NULL AS VARCHAR)", "CAST(NULL AS STRING)"),
-    "timestamp": Function(
+    "string": SqlFunction(("null",), "string", "CAST(NULL AS VARCHAR)", "CAST(NULL AS STRING)"),
+    "timestamp": SqlFunction(
         ("null",), "timestamp", "CAST(NULL AS TIMESTAMPTZ)", "CAST(NULL AS TIMESTAMP)"
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from featurestore.usersql import spark_functions, typed_values
 from featurestore.usersql.functions import ALIASES
 from featurestore.usersql.spark_scopes import Columns, Scope
 from featurestore.usersql.text import DIALECT
-from featurestore.usersql.typed_values import DifferentForm, DuckDBOnly, DuckDBTypes, Value
+from featurestore.usersql.typed_values import DifferentForm, DuckDBOnly, DuckDBTypes, TypedValue
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -39,20 +39,20 @@ class CallWriter(ABC):
         self._windows = windows
 
     @abstractmethod
-    def write(self, node: exp.Expr) -> Value:
+    def write(self, node: exp.Expr) -> TypedValue:
         """Return the Spark SQL and the type of an expression."""
 
     @abstractmethod
-    def write_condition(self, node: exp.Expr) -> Value:
+    def write_condition(self, node: exp.Expr) -> TypedValue:
         """Return an expression as a boolean."""
 
-    def write_field(self, name: str, time: exp.Expr) -> Value:
+    def write_field(self, name: str, time: exp.Expr) -> TypedValue:
         function = ALIASES.get(name.lower(), name.lower())
         if function not in _FIELDS:
             raise DuckDBOnly(f"extract({name.lower()} from ...)", f"fields: {', '.join(_FIELDS)}")
         return self._call(function, [self.write(time)])
 
-    def write_call(self, node: exp.Expr, over: str | None = None) -> Value:
+    def write_call(self, node: exp.Expr, over: str | None = None) -> TypedValue:
         """Write a call, perhaps of an aggregate with a filter, perhaps over a window."""
         from sqlglot import exp
 
@@ -77,7 +77,7 @@ class CallWriter(ABC):
             return self._neighbor(name, arguments, str(over))
         return self._call(name, arguments, over or "")
 
-    def _call(self, name: str, arguments: Sequence[Value], over: str = "") -> Value:
+    def _call(self, name: str, arguments: Sequence[TypedValue], over: str = "") -> TypedValue:
         if name not in spark_functions.FORMS and name not in (
             *spark_functions.CHOICES,
             "date_trunc",
@@ -92,12 +92,12 @@ class CallWriter(ABC):
             sql = spark_functions.write_truncation(arguments[0], arguments[1], dtype, self._types)
         else:
             sql = spark_functions.write_function(name, arguments, result=dtype, over=over)
-        value = Value(sql, dtype, has_window=bool(over), has_rows=name == "unnest")
+        value = TypedValue(sql, dtype, has_window=bool(over), has_rows=name == "unnest")
         return typed_values.with_flags(value, arguments)
 
     def _aggregate(
-        self, name: str, node: exp.Expr, condition: Value | None, over: str | None
-    ) -> Value:
+        self, name: str, node: exp.Expr, condition: TypedValue | None, over: str | None
+    ) -> TypedValue:
         from sqlglot import exp
 
         arguments = node.expressions or [exp.Star()]
@@ -113,7 +113,7 @@ class CallWriter(ABC):
             window = "" if over is None else " over a window"
             raise DuckDBOnly(f"{node.sql(dialect=DIALECT)}{window}")
         if isinstance(argument_node, exp.Star):
-            argument = Value("1", "INTEGER", constant="1")
+            argument = TypedValue("1", "INTEGER", constant="1")
         else:
             argument = self.write(argument_node)
         dtype = self._types.type_of(f"{name}({argument.stand_in})")
@@ -129,10 +129,10 @@ class CallWriter(ABC):
         sql = spark_functions.write_function(
             name, [argument], result=dtype, distinct=word, over=over or ""
         )
-        value = Value(sql, dtype, has_aggregate=over is None, has_window=over is not None)
+        value = TypedValue(sql, dtype, has_aggregate=over is None, has_window=over is not None)
         return typed_values.with_flags(value, flags)
 
-    def _neighbor(self, name: str, arguments: Sequence[Value], over: str) -> Value:
+    def _neighbor(self, name: str, arguments: Sequence[TypedValue], over: str) -> TypedValue:
         """Return lag or lead: of a value, a constant number of rows, and a default."""
         stand_ins = ", ".join(argument.stand_in for argument in arguments)
         dtype = self._types.type_of(f"{name}({stand_ins}) OVER ()")
@@ -145,11 +145,11 @@ class CallWriter(ABC):
         if len(arguments) > 2:
             default = f", {typed_values.convert(arguments[2], dtype, self._types)}"
         sql = f"{name}({typed_values.convert(value, dtype, self._types)}, {offset}{default}){over}"
-        return replace(typed_values.with_flags(Value(sql, dtype), arguments), has_window=True)
+        return replace(typed_values.with_flags(TypedValue(sql, dtype), arguments), has_window=True)
 
     # -- windows ------------------------------------------------------------------------------
 
-    def write_window(self, node: exp.Expr) -> Value:
+    def write_window(self, node: exp.Expr) -> TypedValue:
         return self.write_call(node.this, f" OVER ({self._write_frame(node)})")
 
     def _write_frame(self, node: exp.Expr) -> str:
@@ -173,7 +173,7 @@ class CallWriter(ABC):
             clauses.append(write_rows(spec))
         return " ".join(clauses)
 
-    def write_order(self, value: Value, term: exp.Expr) -> str:
+    def write_order(self, value: TypedValue, term: exp.Expr) -> str:
         """Return a term of ORDER BY for a value; DuckDB sorts nulls last by default."""
         if spark_functions.family_is_nested([value]):
             hint = spark_functions.ordered_hint(value).format(term.this.sql(dialect=DIALECT))
@@ -203,8 +203,8 @@ def write_rows(spec: exp.Expr) -> str:
 
 
 def write_items(
-    nodes: Sequence[exp.Expr], writer: CallWriter, star: Sequence[tuple[str, str, Value]]
-) -> Iterator[tuple[str, Value]]:
+    nodes: Sequence[exp.Expr], writer: CallWriter, star: Sequence[tuple[str, str, TypedValue]]
+) -> Iterator[tuple[str, TypedValue]]:
     """Yield the names and values of a SELECT list; a later item may use an earlier alias."""
     from sqlglot import exp
 
@@ -233,8 +233,8 @@ def write_items(
 
 
 def _expand_star(
-    node: exp.Expr, columns: Sequence[tuple[str, str, Value]], writer: CallWriter
-) -> Iterator[tuple[str, Value]]:
+    node: exp.Expr, columns: Sequence[tuple[str, str, TypedValue]], writer: CallWriter
+) -> Iterator[tuple[str, TypedValue]]:
     """Yield the columns of a star with its EXCLUDE, REPLACE and RENAME."""
     excluded = {column.name.lower() for column in argument_of(node, "except") or ()}
     replaced = {
@@ -246,7 +246,9 @@ def _expand_star(
             yield renamed.get(name.lower(), name), replaced.get(name.lower(), value)
 
 
-def write_groups(node: exp.Expr, writer: CallWriter, items: Sequence[tuple[str, Value]]) -> str:
+def write_groups(
+    node: exp.Expr, writer: CallWriter, items: Sequence[tuple[str, TypedValue]]
+) -> str:
     """Return the GROUP BY clause; its keys are then the columns that HAVING may use."""
     from sqlglot import exp
 
@@ -295,7 +297,7 @@ def write_limit(node: exp.Expr) -> str:
     return text
 
 
-def _position(node: exp.Expr, items: Sequence[tuple[str, Value]]) -> int | None:
+def _position(node: exp.Expr, items: Sequence[tuple[str, TypedValue]]) -> int | None:
     """Return the index of the column that a number in ORDER BY or GROUP BY names."""
     from sqlglot import exp
 

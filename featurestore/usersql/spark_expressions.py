@@ -22,7 +22,7 @@ from featurestore.usersql.typed_values import (
     DifferentForm,
     DuckDBOnly,
     DuckDBTypes,
-    Value,
+    TypedValue,
     convert,
     literal,
     narrow,
@@ -51,7 +51,7 @@ _UNORDERED = ("=", "<>", "IS NOT DISTINCT FROM", "IS DISTINCT FROM")
 
 
 # Writes a subquery: its Spark SQL and its columns.
-QueryWriter = Callable[["exp.Expr", Scope], "tuple[str, Sequence[tuple[str, Value]]]"]
+QueryWriter = Callable[["exp.Expr", Scope], "tuple[str, Sequence[tuple[str, TypedValue]]]"]
 
 
 class ExpressionWriter(CallWriter):
@@ -78,13 +78,13 @@ class ExpressionWriter(CallWriter):
         super().__init__(scope, types, windows)
         self._parameters = parameters
         self._write_query = write_query
-        self._writers: dict[type[exp.Expr], Callable[[exp.Expr], Value]] = {
+        self._writers: dict[type[exp.Expr], Callable[[exp.Expr], TypedValue]] = {
             exp.Paren: self._write_parentheses,
             exp.Column: self._write_column,
             exp.Dot: self._write_column,
             exp.Literal: self._write_literal,
             exp.Boolean: self._write_boolean,
-            exp.Null: lambda _: Value("NULL", NULL, constant="NULL"),
+            exp.Null: lambda _: TypedValue("NULL", NULL, constant="NULL"),
             exp.Placeholder: self._write_parameter,
             exp.Parameter: self._write_parameter,
             exp.Neg: self._write_negative,
@@ -124,7 +124,7 @@ class ExpressionWriter(CallWriter):
             exp.DPipe: "||",
         }
 
-    def write(self, node: exp.Expr) -> Value:
+    def write(self, node: exp.Expr) -> TypedValue:
         """Return the Spark SQL and the type of an expression.
 
         Raises:
@@ -143,7 +143,7 @@ class ExpressionWriter(CallWriter):
             texts = [operand.sql(dialect=DIALECT) for operand in operands if operand is not None]
             raise DifferentForm(error.form, error.hint.format(*texts)) from error
 
-    def _write(self, node: exp.Expr) -> Value:
+    def _write(self, node: exp.Expr) -> TypedValue:
         node_type = type(node)
         if node_type in self._comparisons:
             operands = [self.write(node.this), self.write(node.expression)]
@@ -154,18 +154,18 @@ class ExpressionWriter(CallWriter):
             return self._writers[node_type](node)
         raise DuckDBOnly(node.sql(dialect=DIALECT))
 
-    def write_condition(self, node: exp.Expr) -> Value:
+    def write_condition(self, node: exp.Expr) -> TypedValue:
         """Return an expression as a boolean."""
         value = self.write(node)
-        return with_flags(Value(convert(value, "BOOLEAN", self._types), "BOOLEAN"), [value])
+        return with_flags(TypedValue(convert(value, "BOOLEAN", self._types), "BOOLEAN"), [value])
 
     # -- names and constants ----------------------------------------------------------------
 
-    def _write_parentheses(self, node: exp.Expr) -> Value:
+    def _write_parentheses(self, node: exp.Expr) -> TypedValue:
         value = self.write(node.this)
         return replace(value, sql=f"({value.sql})")
 
-    def _write_column(self, node: exp.Expr) -> Value:
+    def _write_column(self, node: exp.Expr) -> TypedValue:
         from sqlglot import exp
 
         if not isinstance(node, exp.Column) or node.is_star or node.args.get("join_mark"):
@@ -185,7 +185,7 @@ class ExpressionWriter(CallWriter):
             value = self._read_field(value, name)
         return value
 
-    def _read_field(self, value: Value, name: str) -> Value:
+    def _read_field(self, value: TypedValue, name: str) -> TypedValue:
         from sqlglot import exp
 
         if value.family != "struct":
@@ -195,36 +195,36 @@ class ExpressionWriter(CallWriter):
         )
         return replace(value, sql=f"{value.sql}.{quote(name, dialect='spark')}", type=dtype)
 
-    def _write_literal(self, node: exp.Expr) -> Value:
+    def _write_literal(self, node: exp.Expr) -> TypedValue:
         sql = node.sql(dialect=DIALECT)
         dtype = self._types.type_of(sql)
-        constant = Value("", dtype, constant=sql)
+        constant = TypedValue("", dtype, constant=sql)
         return replace(constant, sql=literal(constant, dtype, self._types))
 
-    def _write_boolean(self, node: exp.Expr) -> Value:
+    def _write_boolean(self, node: exp.Expr) -> TypedValue:
         word = "TRUE" if node.this else "FALSE"
-        return Value(word, "BOOLEAN", constant=word)
+        return TypedValue(word, "BOOLEAN", constant=word)
 
-    def _write_parameter(self, node: exp.Expr) -> Value:
+    def _write_parameter(self, node: exp.Expr) -> TypedValue:
         if node.name not in self._parameters:
             raise InvalidSql(f"the parameter ${node.name} has no value.")
-        return Value(f"${node.name}", self._parameters[node.name])
+        return TypedValue(f"${node.name}", self._parameters[node.name])
 
-    def _write_negative(self, node: exp.Expr) -> Value:
+    def _write_negative(self, node: exp.Expr) -> TypedValue:
         operand = self.write(node.this)
         if operand.constant is not None:
             sql = f"-{operand.constant}"
-            constant = Value("", self._types.type_of(sql), constant=sql)
+            constant = TypedValue("", self._types.type_of(sql), constant=sql)
             return replace(constant, sql=literal(constant, constant.type, self._types))
         dtype = self._types.type_of(f"-({operand.stand_in})")
         sql = f"(-{operand.sql})"
         if dtype.startswith("U"):
             sql = narrow(f"(-CAST({operand.sql} AS DECIMAL(38,0)))", dtype)
-        return with_flags(Value(sql, dtype), [operand])
+        return with_flags(TypedValue(sql, dtype), [operand])
 
     # -- conditions -------------------------------------------------------------------------
 
-    def _write_junction(self, node: exp.Expr) -> Value:
+    def _write_junction(self, node: exp.Expr) -> TypedValue:
         """Write a chain of AND or OR, which is a deep tree, without recursion."""
         node_type, operands = type(node), []
         while type(node) is node_type:
@@ -233,13 +233,13 @@ class ExpressionWriter(CallWriter):
         operands.append(self.write_condition(node))
         word = f" {node_type.__name__.upper()} "
         sql = word.join(operand.sql for operand in reversed(operands))
-        return with_flags(Value(f"({sql})", "BOOLEAN"), operands)
+        return with_flags(TypedValue(f"({sql})", "BOOLEAN"), operands)
 
-    def _write_not(self, node: exp.Expr) -> Value:
+    def _write_not(self, node: exp.Expr) -> TypedValue:
         operand = self.write_condition(node.this)
         return replace(operand, sql=f"(NOT {operand.sql})", constant=None)
 
-    def _write_is_test(self, node: exp.Expr) -> Value:
+    def _write_is_test(self, node: exp.Expr) -> TypedValue:
         from sqlglot import exp
 
         if isinstance(node.expression, exp.Null):
@@ -248,13 +248,13 @@ class ExpressionWriter(CallWriter):
             operand, word = self.write_condition(node.this), str(node.expression.this).upper()
         else:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
-        return with_flags(Value(f"({operand.sql} IS {word})", "BOOLEAN"), [operand])
+        return with_flags(TypedValue(f"({operand.sql} IS {word})", "BOOLEAN"), [operand])
 
-    def _compare(self, sign: str, operands: Sequence[Value]) -> Value:
+    def _compare(self, sign: str, operands: Sequence[TypedValue]) -> TypedValue:
         first, second = self._to_comparable(operands, is_ordered=sign not in _UNORDERED)
-        return with_flags(Value(f"({first} {sign} {second})", "BOOLEAN"), operands)
+        return with_flags(TypedValue(f"({first} {sign} {second})", "BOOLEAN"), operands)
 
-    def _to_comparable(self, values: Sequence[Value], *, is_ordered: bool) -> list[str]:
+    def _to_comparable(self, values: Sequence[TypedValue], *, is_ordered: bool) -> list[str]:
         """Return values in the type in which DuckDB compares them."""
         # DuckDB converts a constant text to the type of the other values.
         typed = [value for value in values if value.family != "string" or value.constant is None]
@@ -268,7 +268,7 @@ class ExpressionWriter(CallWriter):
             raise DifferentForm(f"the order of {type_name(common)}", " < ".join(texts))
         return [convert(value, common, self._types) for value in values]
 
-    def _write_in(self, node: exp.Expr) -> Value:
+    def _write_in(self, node: exp.Expr) -> TypedValue:
         query = node.args.get("query")
         if query is not None:
             return self._write_in_query(node, query)
@@ -276,28 +276,28 @@ class ExpressionWriter(CallWriter):
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         values = [self.write(node.this), *map(self.write, node.expressions)]
         value, *choices = self._to_comparable(values, is_ordered=False)
-        return with_flags(Value(f"({value} IN ({', '.join(choices)}))", "BOOLEAN"), values)
+        return with_flags(TypedValue(f"({value} IN ({', '.join(choices)}))", "BOOLEAN"), values)
 
-    def _write_in_query(self, node: exp.Expr, query: exp.Expr) -> Value:
+    def _write_in_query(self, node: exp.Expr, query: exp.Expr) -> TypedValue:
         value = self.write(node.this)
         sql, columns = self._write_query(query.unnest(), self.scope)
         if len(columns) != 1:
             raise InvalidSql(f"a subquery with {len(columns)} columns is not a list of values.")
         first, second = self._to_comparable([value, columns[0][1]], is_ordered=False)
         text = f"({first} IN (SELECT {second} FROM ({sql})))"
-        return with_flags(Value(text, "BOOLEAN"), [value])
+        return with_flags(TypedValue(text, "BOOLEAN"), [value])
 
-    def _write_exists(self, node: exp.Expr) -> Value:
+    def _write_exists(self, node: exp.Expr) -> TypedValue:
         sql, _ = self._write_query(node.this.unnest(), self.scope)
-        return Value(f"(EXISTS ({sql}))", "BOOLEAN")
+        return TypedValue(f"(EXISTS ({sql}))", "BOOLEAN")
 
-    def _write_subquery(self, node: exp.Expr) -> Value:
+    def _write_subquery(self, node: exp.Expr) -> TypedValue:
         sql, columns = self._write_query(node.unnest(), self.scope)
         if len(columns) != 1:
             raise InvalidSql(f"a subquery with {len(columns)} columns is not a value.")
-        return Value(f"({sql})", columns[0][1].type)
+        return TypedValue(f"({sql})", columns[0][1].type)
 
-    def _write_between(self, node: exp.Expr) -> Value:
+    def _write_between(self, node: exp.Expr) -> TypedValue:
         if node.args.get("symmetric"):
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         values = [
@@ -306,18 +306,18 @@ class ExpressionWriter(CallWriter):
             self.write(node.args["high"]),
         ]
         value, low, high = self._to_comparable(values, is_ordered=True)
-        return with_flags(Value(f"({value} BETWEEN {low} AND {high})", "BOOLEAN"), values)
+        return with_flags(TypedValue(f"({value} BETWEEN {low} AND {high})", "BOOLEAN"), values)
 
-    def _write_like(self, node: exp.Expr) -> Value:
+    def _write_like(self, node: exp.Expr) -> TypedValue:
         values = [self.write(node.this), self.write(node.expression)]
         text, pattern = [convert(value, "VARCHAR", self._types) for value in values]
         # A backslash in a pattern escapes the next character on Spark only.
         backslash = string_literal("\\")
         escaped = f"replace({pattern}, {backslash}, {string_literal(chr(92) * 2)})"
         word = "NOT LIKE" if node.args.get("negate") else "LIKE"
-        return with_flags(Value(f"({text} {word} {escaped})", "BOOLEAN"), values)
+        return with_flags(TypedValue(f"({text} {word} {escaped})", "BOOLEAN"), values)
 
-    def _write_case(self, node: exp.Expr) -> Value:
+    def _write_case(self, node: exp.Expr) -> TypedValue:
         conditions, results = [], []
         for branch in node.args["ifs"]:
             if node.this is None:
@@ -330,13 +330,15 @@ class ExpressionWriter(CallWriter):
             results.append(self.write(node.args["default"]))
         return self._choose(conditions, results)
 
-    def _write_if(self, node: exp.Expr) -> Value:
+    def _write_if(self, node: exp.Expr) -> TypedValue:
         results = [self.write(node.args["true"])]
         if node.args.get("false") is not None:
             results.append(self.write(node.args["false"]))
         return self._choose([self.write_condition(node.this)], results)
 
-    def _choose(self, conditions: Sequence[Value], results: Sequence[Value]) -> Value:
+    def _choose(
+        self, conditions: Sequence[TypedValue], results: Sequence[TypedValue]
+    ) -> TypedValue:
         branches = [f"WHEN true THEN {result.stand_in}" for result in results[: len(conditions)]]
         default = "".join(f" ELSE {result.stand_in}" for result in results[len(conditions) :])
         dtype = self._types.type_of(f"CASE {' '.join(branches)}{default} END")
@@ -345,11 +347,11 @@ class ExpressionWriter(CallWriter):
             sql += f" WHEN {condition.sql} THEN {convert(result, dtype, self._types)}"
         for result in results[len(conditions) :]:
             sql += f" ELSE {convert(result, dtype, self._types)}"
-        return with_flags(Value(f"{sql} END", dtype), [*conditions, *results])
+        return with_flags(TypedValue(f"{sql} END", dtype), [*conditions, *results])
 
     # -- operators and functions --------------------------------------------------------------
 
-    def _write_operator(self, operator: str, node: exp.Expr) -> Value:
+    def _write_operator(self, operator: str, node: exp.Expr) -> TypedValue:
         from sqlglot import exp
 
         first, second = node.this.unnest(), node.expression.unnest()
@@ -365,13 +367,13 @@ class ExpressionWriter(CallWriter):
             if template is None:
                 names = f"{type_name(values[0].type)} {operator} {type_name(values[1].type)}"
                 raise DuckDBOnly(names, "epoch_us(a) - epoch_us(b), or t + interval 1 day")
-            return with_flags(Value(template.format(*(v.sql for v in values)), dtype), values)
+            return with_flags(TypedValue(template.format(*(v.sql for v in values)), dtype), values)
         if dtype == NULL:
-            return Value("NULL", NULL)
+            return TypedValue("NULL", NULL)
         sql = OPERATOR_WRITERS[operator](values[0], values[1], dtype, self._types)
-        return with_flags(Value(sql, dtype), values)
+        return with_flags(TypedValue(sql, dtype), values)
 
-    def _shift_time(self, operator: str, time: Value, interval: exp.Expr) -> Value:
+    def _shift_time(self, operator: str, time: TypedValue, interval: exp.Expr) -> TypedValue:
         """Return a date or time plus or minus a constant interval; a date becomes a timestamp."""
         unit = interval.args.get("unit")
         name = "" if unit is None else unit.name.upper()
@@ -390,9 +392,9 @@ class ExpressionWriter(CallWriter):
         else:
             micros = number * _MICROSECONDS[name]
             sql = f"timestamp_micros(unix_micros({timestamp}) + {micros}L)"
-        return with_flags(Value(sql, dtype), [time])
+        return with_flags(TypedValue(sql, dtype), [time])
 
-    def _write_cast(self, node: exp.Expr) -> Value:
+    def _write_cast(self, node: exp.Expr) -> TypedValue:
         from sqlglot import exp
 
         target = node.args["to"].sql(dialect=DIALECT)
@@ -402,4 +404,4 @@ class ExpressionWriter(CallWriter):
         dtype = self._types.type_of(f"CAST(NULL AS {target})")
         sql = convert(operand, dtype, self._types)
         constant = None if operand.constant is None else f"CAST({operand.constant} AS {target})"
-        return with_flags(Value(sql, dtype, constant=constant), [operand])
+        return with_flags(TypedValue(sql, dtype, constant=constant), [operand])

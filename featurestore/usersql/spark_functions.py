@@ -22,7 +22,7 @@ from featurestore.usersql.typed_values import (
     DuckDBOnly,
     DuckDBTypes,
     Family,
-    Value,
+    TypedValue,
     convert,
     digits_of,
     family_of,
@@ -153,7 +153,7 @@ def query_functions() -> frozenset[str]:
 
 
 def write_function(
-    name: str, arguments: Sequence[Value], *, result: str, distinct: str = "", over: str = ""
+    name: str, arguments: Sequence[TypedValue], *, result: str, distinct: str = "", over: str = ""
 ) -> str:
     """Return the Spark SQL of a call.
 
@@ -197,12 +197,12 @@ def find_form(name: str, families: tuple[Family, ...]) -> Template | None:
     return None
 
 
-def _is_positive(argument: Value) -> bool:
+def _is_positive(argument: TypedValue) -> bool:
     """Return whether a number is a positive constant of 32 bits."""
     return re.fullmatch(r"[1-9]\d{0,8}", argument.constant or "") is not None
 
 
-def write_exact_mean(argument: Value, distinct: str, over: str) -> str:
+def write_exact_mean(argument: TypedValue, distinct: str, over: str) -> str:
     """Return the mean of integers or decimals: their exact sum as a double, divided by their count.
 
     Spark's own mean of integers adds doubles, and its mean of decimals is a decimal.
@@ -215,7 +215,7 @@ def write_exact_mean(argument: Value, distinct: str, over: str) -> str:
     return f"try_divide({dividend}, CAST(count({distinct}{argument.sql}){over} AS DOUBLE))"
 
 
-def write_choice(name: str, values: Sequence[Value], result: str, types: DuckDBTypes) -> str:
+def write_choice(name: str, values: Sequence[TypedValue], result: str, types: DuckDBTypes) -> str:
     """Return a call of a function in ``CHOICES``."""
     common = types.common_type(list(values))
     if family_is_nested(values) and name in ("greatest", "least"):
@@ -229,12 +229,12 @@ def write_choice(name: str, values: Sequence[Value], result: str, types: DuckDBT
     return f"if({' = '.join(converted)}, NULL, {first})"
 
 
-def family_is_nested(values: Sequence[Value]) -> bool:
+def family_is_nested(values: Sequence[TypedValue]) -> bool:
     """Return whether values are lists or structs, which engines order differently."""
     return any(value.family in ("list", "struct") for value in values)
 
 
-def ordered_hint(value: Value, number: int = 0) -> str:
+def ordered_hint(value: TypedValue, number: int = 0) -> str:
     """Return the hint for an operand that has no order: a field of a struct, or a length.
 
     ``{0}`` is the SQL of the operand with this number.
@@ -243,7 +243,7 @@ def ordered_hint(value: Value, number: int = 0) -> str:
     return f"length({{{number}}})" if match is None else f"{{{number}}}.{match[1]}"
 
 
-def write_truncation(unit: Value, time: Value, result: str, types: DuckDBTypes) -> str:
+def write_truncation(unit: TypedValue, time: TypedValue, result: str, types: DuckDBTypes) -> str:
     """Return the truncation of a date or time to a constant unit."""
     name = "" if unit.constant is None else str(types.text_of(unit.constant)).lower()
     if time.family not in ("date", "timestamp", "null"):
@@ -259,10 +259,12 @@ def write_truncation(unit: Value, time: Value, result: str, types: DuckDBTypes) 
     raise DuckDBOnly(f"date_trunc({unit.stand_in}, ...)", f"units on every engine: {units}")
 
 
-OperatorWriter = Callable[[Value, Value, str, DuckDBTypes], str]
+OperatorWriter = Callable[[TypedValue, TypedValue, str, DuckDBTypes], str]
 
 
-def _write_exact(sign: str, first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+def _write_exact(
+    sign: str, first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes
+) -> str:
     """Return an operation whose operands have the type of the result."""
     first_sql, second_sql = convert(first, result, types), convert(second, result, types)
     family = family_of(result)
@@ -290,7 +292,7 @@ def write_integers(sign: str, first_sql: str, second_sql: str, result: str) -> s
     return narrow(f"(CAST({first_sql} AS BIGINT) {sign} CAST({second_sql} AS BIGINT))", result)
 
 
-def write_product(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+def write_product(first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes) -> str:
     """Return a product; the product of decimals has the digits of both."""
     if family_of(result) != "decimal":
         return _write_exact("*", first, second, result, types)
@@ -314,7 +316,7 @@ def write_product(first: Value, second: Value, result: str, types: DuckDBTypes) 
     return f"CAST({longer} * {shorter} AS {result})"
 
 
-def write_quotient(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+def write_quotient(first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes) -> str:
     """Return a quotient, which is a float32 or a double."""
     first_sql, second_sql = convert(first, result, types), convert(second, result, types)
     if _is_positive(second) and result == "DOUBLE":
@@ -325,7 +327,7 @@ def write_quotient(first: Value, second: Value, result: str, types: DuckDBTypes)
     return quotient if result == "DOUBLE" else f"CAST({quotient} AS {result})"
 
 
-def write_remainder(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+def write_remainder(first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes) -> str:
     """Return a remainder, which has the sign of the dividend."""
     first_sql, second_sql = convert(first, result, types), convert(second, result, types)
     if family_of(result) in ("float", "double"):
@@ -333,7 +335,9 @@ def write_remainder(first: Value, second: Value, result: str, types: DuckDBTypes
     return f"CAST({first_sql} % {second_sql} AS {spark_type(result)})"
 
 
-def write_concatenation(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+def write_concatenation(
+    first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes
+) -> str:
     """Return two values as one text."""
     if "binary" in (first.family, second.family):
         raise DuckDBOnly(f"{type_name(first.type)} || {type_name(second.type)}")

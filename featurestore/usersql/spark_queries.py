@@ -25,13 +25,19 @@ from featurestore.usersql.spark_expressions import ExpressionWriter
 from featurestore.usersql.spark_scopes import (
     Columns,
     Scope,
-    Source,
+    ScopeTable,
     column_name,
     output_columns,
     rename_columns,
 )
 from featurestore.usersql.text import DIALECT, parse_statement, quote, shorten_sql
-from featurestore.usersql.typed_values import DifferentForm, DuckDBOnly, DuckDBTypes, Value, convert
+from featurestore.usersql.typed_values import (
+    DifferentForm,
+    DuckDBOnly,
+    DuckDBTypes,
+    TypedValue,
+    convert,
+)
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -166,7 +172,7 @@ class _QueryWriter:
             raise DuckDBOnly("distinct on", "qualify row_number() over (partition by a) = 1")
         refuse_arguments(node, ("laterals", "pivots", "sample", "kind", "hint", "match", "into"))
         scope = Scope(parent=parent)
-        star: list[tuple[str, str, Value]] = []
+        star: list[tuple[str, str, TypedValue]] = []
         source_sql = self._write_from(node, scope, star, visible)
         windows = {window.name.lower(): window for window in node.args.get("windows") or ()}
         writer = ExpressionWriter(
@@ -213,7 +219,7 @@ class _QueryWriter:
         order, limit = node.args.get("order"), write_limit(node)
         if order is None and not limit:
             return sql
-        scope = Scope(sources=[Source("", columns)])
+        scope = Scope(sources=[ScopeTable("", columns)])
         writer = ExpressionWriter(scope, self._types, self._parameters, _refuse_query, {})
         terms = "" if order is None else write_order(order, writer, columns)
         return f"SELECT * FROM ({sql}){terms}{limit}"
@@ -224,7 +230,7 @@ class _QueryWriter:
         self,
         node: exp.Expr,
         scope: Scope,
-        star: list[tuple[str, str, Value]],
+        star: list[tuple[str, str, TypedValue]],
         visible: Mapping[str, tuple[str, Columns]],
     ) -> str:
         """Write the FROM clause; add its tables to a scope, and its columns to ``star``."""
@@ -245,12 +251,12 @@ class _QueryWriter:
 
     def _write_source(
         self, node: exp.Expr, parent: Scope | None, visible: Mapping[str, tuple[str, Columns]]
-    ) -> tuple[str, Source]:
+    ) -> tuple[str, ScopeTable]:
         from sqlglot import exp
 
         refuse_arguments(node, ("joins", "laterals", "pivots", "sample", "version", "when"))
         alias = quote(f"t{next(self._numbers)}", dialect="spark")
-        columns: Sequence[tuple[str, Value]]
+        columns: Sequence[tuple[str, TypedValue]]
         if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
             name = node.name.lower()
             if name in visible:
@@ -261,7 +267,7 @@ class _QueryWriter:
                 table, typed = self._tables[name]
                 sql = quote(table, dialect="spark")
                 columns = [
-                    (column, Value(quote(column, dialect="spark"), t)) for column, t in typed
+                    (column, TypedValue(quote(column, dialect="spark"), t)) for column, t in typed
                 ]
         elif isinstance(node, exp.Subquery | exp.Values):
             query = node
@@ -273,13 +279,13 @@ class _QueryWriter:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         renamed = rename_columns(columns, node.args.get("alias"))
         qualified = [(name, replace(value, sql=f"{alias}.{value.sql}")) for name, value in renamed]
-        return f"{sql} AS {alias}", Source(node.alias_or_name, tuple(qualified))
+        return f"{sql} AS {alias}", ScopeTable(node.alias_or_name, tuple(qualified))
 
     def _write_join(
         self,
         join: exp.Join,
         scope: Scope,
-        star: list[tuple[str, str, Value]],
+        star: list[tuple[str, str, TypedValue]],
         visible: Mapping[str, tuple[str, Columns]],
     ) -> str:
         """Write a join; add its table to a scope, and its columns to ``star``."""
@@ -324,10 +330,10 @@ class _QueryWriter:
         self,
         name: str,
         scope: Scope,
-        source: Source,
+        source: ScopeTable,
         *,
         side: str,
-        star: list[tuple[str, str, Value]],
+        star: list[tuple[str, str, TypedValue]],
     ) -> str:
         """Merge a column of USING; return the condition that its values are equal."""
         first, second = scope.find(name), source.find(name)
@@ -335,7 +341,7 @@ class _QueryWriter:
             raise InvalidSql(f"unknown column {name!r} in USING.")
         common = self._types.common_type([first, second])
         equal = [convert(value, common, self._types) for value in (first, second)]
-        merged = {"RIGHT": second, "FULL": Value(f"coalesce({', '.join(equal)})", common)}.get(
+        merged = {"RIGHT": second, "FULL": TypedValue(f"coalesce({', '.join(equal)})", common)}.get(
             side, first
         )
         scope.merged[name.lower()] = merged
@@ -387,7 +393,9 @@ class _QueryWriter:
                 for index, (cell, dtype) in enumerate(zip(row, common, strict=True))
             ]
             texts.append(f"SELECT {', '.join(cells)}")
-        columns = output_columns([(f"col{i}", Value("", dtype)) for i, dtype in enumerate(common)])
+        columns = output_columns(
+            [(f"col{i}", TypedValue("", dtype)) for i, dtype in enumerate(common)]
+        )
         return " UNION ALL ".join(texts), columns
 
 

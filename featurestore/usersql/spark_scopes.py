@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
-from featurestore.usersql.typed_values import Value
+from featurestore.usersql.typed_values import TypedValue
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
 # The columns of a query in order: name, and value on Spark.
-Columns = tuple[tuple[str, Value], ...]
+Columns = tuple[tuple[str, TypedValue], ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class ScopeTable:
     """A table or subquery of a FROM clause: its name and its columns in order."""
 
     name: str
-    columns: tuple[tuple[str, Value], ...]
+    columns: tuple[tuple[str, TypedValue], ...]
 
-    def find(self, name: str) -> Value | None:
+    def find(self, name: str) -> TypedValue | None:
         """Return a column by its name without case."""
         for column, value in self.columns:
             if column.lower() == name.lower():
@@ -44,14 +44,14 @@ class Scope:
         keys: The Spark SQL of the GROUP BY expressions; None where columns need not be keys.
     """
 
-    sources: list[Source] = field(default_factory=list)
+    sources: list[ScopeTable] = field(default_factory=list)
     parent: Scope | None = None
-    merged: dict[str, Value] = field(default_factory=dict)
-    aliases: dict[str, Value] = field(default_factory=dict)
+    merged: dict[str, TypedValue] = field(default_factory=dict)
+    aliases: dict[str, TypedValue] = field(default_factory=dict)
     has_alias_first: bool = False
     keys: frozenset[str] | None = None
 
-    def find(self, name: str) -> Value | None:
+    def find(self, name: str) -> TypedValue | None:
         """Return a column, or an alias, by its name."""
         alias = self.aliases.get(name.lower())
         column = self._find_column(name)
@@ -63,14 +63,14 @@ class Scope:
             return self.parent.find(name)
         return value
 
-    def find_source(self, name: str) -> Source | None:
+    def find_source(self, name: str) -> ScopeTable | None:
         """Return a table by its name or alias."""
         for source in self.sources:
             if source.name.lower() == name.lower():
                 return source
         return None if self.parent is None else self.parent.find_source(name)
 
-    def _find_column(self, name: str) -> Value | None:
+    def _find_column(self, name: str) -> TypedValue | None:
         if name.lower() in self.merged:
             return self.merged[name.lower()]
         matches = [value for source in self.sources if (value := source.find(name)) is not None]
@@ -90,12 +90,14 @@ def column_name(index: int) -> str:
     return f"`c{index}`"
 
 
-def output_columns(items: Sequence[tuple[str, Value]]) -> Columns:
+def output_columns(items: Sequence[tuple[str, TypedValue]]) -> Columns:
     """Return the columns of a query by their names on Spark."""
-    return tuple((name, Value(column_name(i), value.type)) for i, (name, value) in enumerate(items))
+    return tuple(
+        (name, TypedValue(column_name(i), value.type)) for i, (name, value) in enumerate(items)
+    )
 
 
-def rename_columns(columns: Sequence[tuple[str, Value]], alias: exp.Expr | None) -> Columns:
+def rename_columns(columns: Sequence[tuple[str, TypedValue]], alias: exp.Expr | None) -> Columns:
     """Return columns with the names of a table alias such as ``t(a, b)``."""
     names = [] if alias is None else [column.name for column in alias.args.get("columns") or ()]
     if len(names) > len(columns):

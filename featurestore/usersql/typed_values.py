@@ -86,7 +86,7 @@ def has_refused_form(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Value:
+class TypedValue:
     """The Spark SQL of an expression and its DuckDB type.
 
     ``constant`` is the DuckDB SQL of a constant. ``has_aggregate``, ``has_window`` and ``has_rows``
@@ -113,7 +113,7 @@ class Value:
         return family_of(self.type)
 
 
-def with_flags(value: Value, operands: Iterable[Value]) -> Value:
+def with_flags(value: TypedValue, operands: Iterable[TypedValue]) -> TypedValue:
     """Return a value that aggregates rows or reads windows if one of its operands does."""
     values = [value, *operands]
     return replace(
@@ -201,7 +201,7 @@ class DuckDBTypes:
         self._texts[sql] = text
         return text
 
-    def common_type(self, values: list[Value]) -> str:
+    def common_type(self, values: list[TypedValue]) -> str:
         """Return the type to which DuckDB converts values before it compares or chooses them."""
         return self.type_of(f"coalesce({', '.join(value.stand_in for value in values)})")
 
@@ -221,7 +221,7 @@ class DuckDBTypes:
                 ) from error
 
 
-def literal(value: Value, target: str, types: DuckDBTypes) -> str:
+def literal(value: TypedValue, target: str, types: DuckDBTypes) -> str:
     """Return a constant of DuckDB SQL as a Spark literal of a type."""
     converted = f"CAST({value.stand_in} AS {target})"
     family = family_of(target)
@@ -249,7 +249,7 @@ def string_literal(text: str) -> str:
     return exp.Literal.string(text).sql(dialect="spark")
 
 
-def convert(value: Value, target: str, types: DuckDBTypes) -> str:
+def convert(value: TypedValue, target: str, types: DuckDBTypes) -> str:
     """Return the Spark SQL of a value that is converted as DuckDB converts it.
 
     Raises:

@@ -21,7 +21,7 @@ _MAX_BYTES = 64 << 20
 _PAGE_ROWS = 100
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class _RefusedRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, so that the token is sent to the registered address only."""
 
     def redirect_request(self, *_: object) -> None:
@@ -35,7 +35,7 @@ class UnityClient:
         self._config = config
         self.address = address
         self.token = token
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._opener = urllib.request.build_opener(_RefusedRedirects)
 
     def get(self, path: str, **query: str) -> dict[str, Any] | None:
         """Return the object at a path, or None if it does not exist."""

@@ -86,7 +86,9 @@ def append(path: str, commit: int, *, rows: int = ROWS) -> None:
     snapshot = read_snapshot(path)
     note = {"operation": "append", "run": f"grown-{commit}", "unique": "kept_after"}
     note |= commits.base_metadata(path, snapshot.version)
-    change = duckdb_commits.Change("WRITE", {"mode": "Append"}, adds=[new], commit_metadata=note)
+    change = duckdb_commits.TableChange(
+        "WRITE", {"mode": "Append"}, adds=[new], commit_metadata=note
+    )
     duckdb_commits.commit(snapshot, change, Publication(durable=False))
 
 

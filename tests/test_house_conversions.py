@@ -108,8 +108,8 @@ EXCEPTIONS = {
     "connectors/featurestore_connectors/kafka/decoding.py::DebeziumValues.decode": (
         "texts of the operations, which are checked before"
     ),
-    "connectors/featurestore_connectors/kafka/decoding.py::RecordDecoder._build_rows": POSITIONS,
-    "connectors/featurestore_connectors/kafka/decoding.py::RecordDecoder._check_columns": POSITIONS,
+    "connectors/featurestore_connectors/kafka/decoding.py::MessageDecoder._build_rows": POSITIONS,
+    "connectors/featurestore_connectors/kafka/decoding.py::MessageDecoder._check_columns": POSITIONS,
     "connectors/featurestore_connectors/kafka/decoding.py::_event_times": CLOCK,
     "connectors/featurestore_connectors/kafka/record_values.py::convert_column": (
         "values that a decoder resolved to a reader's schema of these columns"

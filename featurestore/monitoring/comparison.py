@@ -27,7 +27,7 @@ from featurestore.monitoring.distances import (
     measure_points,
     measure_shares,
 )
-from featurestore.monitoring.profile import ColumnProfile, Profile
+from featurestore.monitoring.profile import FeatureProfile, Profile
 
 # Minimum number of reference windows for a comparison.
 MIN_HISTORY = 3
@@ -106,9 +106,9 @@ class ComparedProfiles:
     with the baseline.
     """
 
-    members: Sequence[ColumnProfile]
-    reference_windows: Sequence[ColumnProfile]
-    now: ColumnProfile
+    members: Sequence[FeatureProfile]
+    reference_windows: Sequence[FeatureProfile]
+    now: FeatureProfile
     groups: Sequence[int] = ()
 
     @property
@@ -161,12 +161,12 @@ def _measure_numbers(chain: Sequence[ComparedProfiles]) -> MeasuredDistances | N
     edges = np.unique(np.interp(_DECILES, _GRID, grid))
     points = np.unique(grid)
 
-    def to_bins(profile: ColumnProfile) -> Floats | None:
+    def to_bins(profile: FeatureProfile) -> Floats | None:
         if profile.cumulative is None:
             return None
         return np.diff(np.concatenate(([0.0], profile.up_to(edges), [1.0])))
 
-    def to_points(profile: ColumnProfile) -> Floats | None:
+    def to_points(profile: FeatureProfile) -> Floats | None:
         return None if profile.cumulative is None else profile.up_to(points)
 
     binned, evaluated = _bin_chain(chain, to_bins), _bin_chain(chain, to_points)
@@ -243,7 +243,7 @@ class _BinnedChain:
         return has_common_change(self.windows)
 
 
-ToShares = Callable[[ColumnProfile], Floats | None]
+ToShares = Callable[[FeatureProfile], Floats | None]
 
 
 def _bin_chain(chain: Sequence[ComparedProfiles], to_shares: ToShares) -> _BinnedChain | None:
@@ -273,7 +273,7 @@ def _bin_chain(chain: Sequence[ComparedProfiles], to_shares: ToShares) -> _Binne
     return _BinnedChain(windows, mixture)
 
 
-def _bin_windows(profiles: Sequence[ColumnProfile], to_shares: ToShares) -> _BinnedWindows | None:
+def _bin_windows(profiles: Sequence[FeatureProfile], to_shares: ToShares) -> _BinnedWindows | None:
     """Compute the shares of windows; None if no window has a distribution."""
     # Profiles without a distribution are skipped; ``index`` assigns the others to their groups.
     shares = {
@@ -309,7 +309,7 @@ def _compare_reference(profiles: ComparedProfiles, to_shares: ToShares, windows:
     return Shares(weights @ shares / rows_before[:, np.newaxis], shares, rows_before, rows)
 
 
-def _bin_values(profile: ColumnProfile, frequent: Sequence[Value]) -> Floats | None:
+def _bin_values(profile: FeatureProfile, frequent: Sequence[Value]) -> Floats | None:
     """Return the shares of frequent values, followed by the share of all others."""
     if not profile.sampled:
         return None
@@ -335,7 +335,7 @@ def without_chain(chain: Sequence[ComparedProfiles]) -> ComparedProfiles:
     )
 
 
-def _unique_members(chain: Sequence[ComparedProfiles]) -> list[ColumnProfile]:
+def _unique_members(chain: Sequence[ComparedProfiles]) -> list[FeatureProfile]:
     """Return the baseline profiles of all windows; consecutive windows may share some."""
     return list(
         {
@@ -353,7 +353,7 @@ def count_baseline_values(chain: Sequence[ComparedProfiles]) -> dict[Value, int]
     return _sum_value_counts(members) or None
 
 
-def _sum_value_counts(members: Sequence[ColumnProfile]) -> dict[Value, int]:
+def _sum_value_counts(members: Sequence[FeatureProfile]) -> dict[Value, int]:
     counts: dict[Value, int] = {}
     for member in members:
         for value, count in member.values:
@@ -369,7 +369,7 @@ def has_few_values(chain: Sequence[ComparedProfiles]) -> bool:
     return len(counts) <= _MAX_VALUES
 
 
-def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
+def _pooled_quantiles(members: Sequence[FeatureProfile]) -> Floats | None:
     """Return 101 quantiles of the mixture of distributions."""
     points, weights = [], []
     for member in members:

@@ -28,7 +28,7 @@ from featurestore.monitoring.comparison import (
     without_chain,
 )
 from featurestore.monitoring.distances import MeasuredDistance
-from featurestore.monitoring.profile import ColumnProfile, Profile
+from featurestore.monitoring.profile import FeatureProfile, Profile
 
 # A lost value is reported if at least this many rows of the window were expected to have it.
 _EXPECTED_ROWS = 10
@@ -168,7 +168,7 @@ def _shares_out_of_range(profiles: ComparedProfiles) -> tuple[float, list[float]
     return _share_outside(profiles.now, baseline_range), reference_shares
 
 
-def _value_range(profiles: Sequence[ColumnProfile]) -> tuple[float, float] | None:
+def _value_range(profiles: Sequence[FeatureProfile]) -> tuple[float, float] | None:
     """Return the smallest and the largest number of profiles, or None without numbers."""
     distributions = [profile.cumulative for profile in profiles]
     return _join_ranges(
@@ -187,7 +187,7 @@ def _join_ranges(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, f
     return min(low for low, _ in value_ranges), max(high for _, high in value_ranges)
 
 
-def _share_outside(profile: ColumnProfile, value_range: tuple[float, float]) -> float:
+def _share_outside(profile: FeatureProfile, value_range: tuple[float, float]) -> float:
     low, high = value_range
     # Numbers equal to the minimum are inside of the range.
     below, up_to_high = profile.up_to(np.array([np.nextafter(low, -np.inf), high]))

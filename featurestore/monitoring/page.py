@@ -64,8 +64,8 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
     if not with_value:
         return ""
     highest = 1e-9
-    for finding in with_value:
-        highest = max(highest, finding.value or 0.0, _visible_bound(finding))
+    for shown in with_value:
+        highest = max(highest, shown.value or 0.0, _visible_bound(shown))
     step = (_WIDTH - 2 * _SIDE) / max(len(findings) - 1, 1)
     elements = []
     # Bounds are drawn first, so that the line of the values is above them.

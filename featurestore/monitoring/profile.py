@@ -46,7 +46,7 @@ class Profile:
     rows: int
     version: int
     delta_version: int
-    columns: Mapping[str, ColumnProfile]
+    columns: Mapping[str, FeatureProfile]
     types: Mapping[str, str]
     newest: datetime | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class ColumnProfile:
+class FeatureProfile:
     """The profile of a feature in a window.
 
     ``rows`` counts values, ``missing`` counts nulls and NaN, and ``sampled`` counts the values that
@@ -199,7 +199,7 @@ def to_profile(
     return Profile(window, statistics.rows, version, delta_version, columns, column_types, newest)
 
 
-def _column_profile(column: ColumnStatistics) -> ColumnProfile:
+def _column_profile(column: ColumnStatistics) -> FeatureProfile:
     quantiles: tuple[float, ...] = ()
     values: tuple[tuple[Value, int], ...] = ()
     if column.kind == "number" and not column.top_complete:
@@ -209,7 +209,7 @@ def _column_profile(column: ColumnStatistics) -> ColumnProfile:
         values = tuple((top_value.value, top_value.count) for top_value in column.top)
     mean = column.mean if isinstance(column.mean, int | float) else None
     sampled = column.count if column.sampled is None else column.sampled
-    return ColumnProfile(
+    return FeatureProfile(
         name=column.name,
         type=column.type,
         value_kind=column.kind,
@@ -224,9 +224,9 @@ def _column_profile(column: ColumnStatistics) -> ColumnProfile:
     )
 
 
-def _column_from_json(data: Any) -> ColumnProfile:
+def _column_from_json(data: Any) -> FeatureProfile:
     name, type_, value_kind, rows, missing, sampled, mean, std, quantiles, values, complete = data
-    return ColumnProfile(
+    return FeatureProfile(
         name=str(name),
         type=str(type_),
         value_kind=str(value_kind),

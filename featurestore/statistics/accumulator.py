@@ -25,8 +25,8 @@ from featurestore.statistics.moments import CoMoments, batch_moments, co_moments
 from featurestore.statistics.row_hashes import add_lower_halves, is_within_bound, upper_halves
 from featurestore.statistics.state import (
     CountedColumn,
-    Sample,
     StatisticsState,
+    TableSample,
     counted_columns,
     merge,
     paired_columns,
@@ -65,7 +65,7 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
 
     def start(self) -> StatisticsState:
         """Return an empty state."""
-        sample = Sample(sample_schema(self.columns), self.limit)
+        sample = TableSample(sample_schema(self.columns), self.limit)
         # Rows above the bound are never added, so the sample counts as truncated from the start.
         if self.bound is not None:
             sample.bound, sample.is_truncated = np.uint64(self.bound), True
@@ -229,7 +229,7 @@ def is_sample_short(accumulator: StatisticsAccumulator, state: StatisticsState) 
 
 
 def _add_to_sample(
-    batch: pa.RecordBatch, measured: Mapping[str, Values], sample: Sample, seed: int
+    batch: pa.RecordBatch, measured: Mapping[str, Values], sample: TableSample, seed: int
 ) -> None:
     """Add those rows of a batch to the sample whose hashes are within the bound."""
     # A table that contains only structs has no sampled columns. All of its rows have the same hash

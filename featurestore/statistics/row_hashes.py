@@ -196,7 +196,7 @@ def add_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashe
 def is_within_bound(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
     """Return a mask of the upper halves whose complete hash may be within the bound."""
     # The lower halves are not known yet, so hashes that differ from the bound only there are
-    # candidates. Sample.add compares the complete hashes.
+    # candidates. TableSample.add compares the complete hashes.
     return upper <= (np.uint64(bound) & _UPPER)
 
 

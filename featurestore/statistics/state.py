@@ -134,7 +134,7 @@ def column_kind(dtype: pa.DataType) -> Kind:
 
 
 @dataclass
-class Sample:
+class TableSample:
     """The distinct rows with the smallest hashes.
 
     ``bound`` is the largest accepted hash; ``is_truncated`` is True if rows were dropped. The
@@ -178,7 +178,7 @@ class Sample:
         if self.row_count > 2 * self.limit:
             self.compact()
 
-    def merge(self, added: Sample) -> None:
+    def merge(self, added: TableSample) -> None:
         """Merge another sample with the same schema into this sample."""
         # Each sample contains all of its rows up to its bound, so the merged sample is complete
         # only up to the smaller bound.
@@ -257,7 +257,7 @@ class StatisticsState:
 
     columns: tuple[CountedColumn, ...]
     seed: int
-    sample: Sample
+    sample: TableSample
     rows: int = 0
     counts: dict[str, ColumnCounts] = field(default_factory=dict)
     co_moments: CoMoments = field(default_factory=lambda: CoMoments.empty(0))
@@ -341,7 +341,7 @@ def _parse_state(header_bytes: bytes, moment_bytes: bytes, sample_bytes: bytes) 
         CountedColumn(field.name, field.type, column_kind(field.type), role)
         for field, role in zip(schema, metadata["roles"], strict=True)
     ]
-    sample = Sample(
+    sample = TableSample(
         sample_schema(tuple(columns)),
         metadata["limit"],
         np.uint64(metadata["bound"]),
@@ -437,7 +437,7 @@ def _parse_co_moments(data: bytes) -> CoMoments:
         )
 
 
-def _encode_sample(sample: Sample) -> pa.Buffer:
+def _encode_sample(sample: TableSample) -> pa.Buffer:
     """Encode the sampled rows, preceded by columns for their hashes and copy counts."""
     rows = sample.rows()
     hashes = np.empty(0, dtype=np.uint64)

@@ -43,7 +43,7 @@ from featurestore.testing.table_conformance import (
     write,
 )
 from featurestore_connectors.duckdb_delta import DuckDBEngine, commits
-from featurestore_connectors.duckdb_delta.commits import Change
+from featurestore_connectors.duckdb_delta.commits import TableChange
 from tests.commit_files import read_actions, write_actions
 
 
@@ -343,7 +343,7 @@ def test_append_ignores_concurrent_appends(engine: DuckDBEngine, tmp_path: Path)
     path = new_table(engine, tmp_path)
     stale = read_snapshot(path)
     write(engine, path, rows_with_ids(1))
-    assert commits.commit(stale, Change("WRITE"), Publication()) == 2
+    assert commits.commit(stale, TableChange("WRITE"), Publication()) == 2
 
 
 def test_concurrent_equal_transactions_commit_once(engine: DuckDBEngine, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_concurrent_equal_transactions_commit_once(engine: DuckDBEngine, tmp_pat
     stale = read_snapshot(path)
     write(engine, path, rows_with_ids(1), TableWrite("append", transaction=("app", 1)))
     with pytest.raises(commits.RepeatedError):
-        commits.commit(stale, Change("WRITE", transaction=("app", 1)), Publication())
+        commits.commit(stale, TableChange("WRITE", transaction=("app", 1)), Publication())
 
 
 def test_transaction_committed_meanwhile_is_skipped(
@@ -526,10 +526,10 @@ def test_optimize_commits_beside_appends_not_deletes(engine: DuckDBEngine, tmp_p
     write(engine, path, rows_with_ids(1))
     stale = read_snapshot(path)
     write(engine, path, rows_with_ids(2))
-    moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
+    moving = TableChange("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
     assert commits.commit(stale, moving, Publication()) == 3
     stale = read_snapshot(path)
     engine.delete(path, "id = 2", commit_metadata={})
-    moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
+    moving = TableChange("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
     with pytest.raises(commits.LostRaceError):
         commits.commit(stale, moving, Publication())

@@ -75,7 +75,7 @@ _LAST_CHECKPOINTS: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
-class Change:
+class TableChange:
     """The content of one commit. ``reads`` is true if the content depends on existing rows."""
 
     operation: str
@@ -128,7 +128,7 @@ def create(
             raise FileExistsError(f"A Delta table exists at {path}.")
 
 
-def commit(state: Snapshot, change: Change, publication: Publication) -> int:
+def commit(state: Snapshot, change: TableChange, publication: Publication) -> int:
     """Commit a change to the table snapshot ``state`` and return the new version.
 
     ``publication`` owns the files that the change adds. No errors are raised after the commit is
@@ -228,7 +228,7 @@ def build_change(
     *,
     removes: Sequence[DataFile] = (),
     copied_rows: int = 0,
-) -> Change:
+) -> TableChange:
     """Return the commit of a write: new files, and the files that they replace."""
     operation = "WRITE"
     parameters: dict[str, object] = {"mode": "Overwrite"}
@@ -238,7 +238,7 @@ def build_change(
         parameters = {"mode": write.mode.capitalize(), "partitionBy": list(state.partition_by)}
     schema = add_missing_columns(state.schema, write.add_columns)
     grows = schema.names != state.schema.names
-    return Change(
+    return TableChange(
         operation=operation,
         parameters=parameters,
         adds=new,
@@ -264,7 +264,7 @@ def change_properties(
         if changed is None:
             return None
         properties = dict(changed.properties)
-        commit_change = Change(
+        commit_change = TableChange(
             "SET TBLPROPERTIES",
             {"properties": properties},
             metadata=changed_metadata(state, properties=properties),
@@ -276,7 +276,7 @@ def change_properties(
     return retry_commits(path, attempt)
 
 
-def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
+def _build_actions(state: Snapshot, change: TableChange) -> Iterator[dict[str, Any]]:
     """Yield the log actions of a change, with the commit info first."""
     now = now_millis()
     metrics = {
@@ -388,7 +388,7 @@ def _publish_commit(
         ) from error
 
 
-def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> None:
+def _check_conflicts(change: TableChange, winner: Sequence[Mapping[str, Any]]) -> None:
     """Raise an error if a concurrent commit (``winner``) conflicts with the change."""
     if change.transaction is not None:
         app, number = change.transaction

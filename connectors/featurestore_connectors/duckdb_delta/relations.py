@@ -283,7 +283,7 @@ def sql(
     database: Database, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:
     """Return the result of a query over named relations, with bound ``$name`` parameters."""
-    # Only for queries of the engine; user queries run in the sandbox (``UserSql``).
+    # Only for queries of the engine; user queries run in the sandbox (``QuerySandbox``).
     natives = {name: table.native for name, table in tables.items()}
     try:
         native = database.bind(query, natives, parameters=parameters)

@@ -35,7 +35,7 @@ from featurestore.plugins.engine import Relation, TableWrite, TimeRange
 from featurestore.storage import files as storage
 from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, sqltext, tables
-from featurestore_connectors.duckdb_delta.commits import Change
+from featurestore_connectors.duckdb_delta.commits import TableChange
 from featurestore_connectors.duckdb_delta.relations import (
     NewFile,
     StagedRows,
@@ -161,7 +161,7 @@ def delete(
             return None
         with Publication(durable=database.durable) as publication:
             new = _rewrite_files(database, state, affected, f"({predicate})", publication)
-            change = Change(
+            change = TableChange(
                 operation="DELETE",
                 parameters={"predicate": predicate},
                 adds=new,
@@ -186,7 +186,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
         with Publication(durable=database.durable) as publication:
             # No row is removed, so all rows are copied.
             new = _rewrite_files(database, state, _AffectedFiles(small, 0), "false", publication)
-            change = Change(
+            change = TableChange(
                 operation="OPTIMIZE",
                 parameters={"predicate": "[]"},
                 adds=new,
@@ -213,7 +213,7 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
             new = _rewrite_files(
                 database, state, _AffectedFiles(state.files, 0), "false", publication, schema=schema
             )
-            change = Change(
+            change = TableChange(
                 operation="CHANGE COLUMN",
                 parameters={"columns": columns.names},
                 adds=new,

@@ -313,7 +313,7 @@ def parse_condition(condition: object, notation: object = None) -> RowCondition 
             ) from error
         return RowCondition(tree, "sql")
     if isinstance(condition, str):
-        return RowCondition(_Parser(condition).parse())
+        return RowCondition(_ConditionParser(condition).parse())
     return RowCondition(_from_json(condition, depth=0))
 
 
@@ -324,7 +324,7 @@ def _check_length(text: str) -> None:
         )
 
 
-class _Parser:
+class _ConditionParser:
     """Recursive descent parser for a condition string."""
 
     def __init__(self, text: str) -> None:
@@ -558,7 +558,7 @@ def _from_json(condition: object, *, depth: int) -> exp.Expr:
         raise _invalid_condition_error(condition)
     condition_type = condition.get("type")
     if condition_type == "pass_through" and isinstance(condition.get("pass_through_filter"), str):
-        return _Parser(condition["pass_through_filter"]).parse()
+        return _ConditionParser(condition["pass_through_filter"]).parse()
     if condition_type in ("and", "or"):
         conditions = condition.get("conditions")
         if not isinstance(conditions, list) or not conditions:

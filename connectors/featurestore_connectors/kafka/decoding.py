@@ -43,7 +43,7 @@ from featurestore_connectors.kafka.record_values import (
     Decoded,
     JsonSchemaValues,
     JsonValues,
-    Values,
+    ValueDecoder,
     check_fields,
     to_strings,
 )
@@ -92,12 +92,12 @@ class RawValues:
 
 
 @dataclass(frozen=True)
-class RecordDecoder:
+class MessageDecoder:
     """Decodes record batches to rows of a feature group, with error reasons and record columns."""
 
     spec: StreamSpec
     request: DecoderRequest
-    values: Values
+    values: ValueDecoder
     keys: KeyReader | None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -224,7 +224,7 @@ def decoded_schema(spec: StreamSpec) -> pa.Schema:
     return pa.schema([*spec.columns, *_RECORD_FIELDS])
 
 
-def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
+def decoder(spec: StreamSpec, request: DecoderRequest) -> MessageDecoder:
     """Return the record decoder of a stream.
 
     Raises:
@@ -234,10 +234,10 @@ def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
     if spec.mode == "upsert":
         fields = [spec.columns.field(name) for name in request.primary_key]
         keys = KeyReader(pa.schema(fields), spec.renames, spec.schema_registry)
-    return RecordDecoder(spec, request, _value_decoder(spec, request), keys)
+    return MessageDecoder(spec, request, _value_decoder(spec, request), keys)
 
 
-def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
+def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> ValueDecoder:
     """Return the decoder for the format of a stream."""
     event_fields = [
         field_name for field_name in spec.fields.values() if field_name not in RECORDS.names

@@ -95,7 +95,7 @@ class Decoded:
     fields: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
-class Values(Protocol):
+class ValueDecoder(Protocol):
     """A decoder for one value format."""
 
     def decode(self, values: pa.Array) -> Decoded:

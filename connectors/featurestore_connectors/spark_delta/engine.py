@@ -49,7 +49,7 @@ from featurestore_connectors.spark_delta import (
     tables,
 )
 from featurestore_connectors.spark_delta.failures import translate_calls
-from featurestore_connectors.spark_delta.relations import UserSql
+from featurestore_connectors.spark_delta.relations import QueryTranslator
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.session import (
     check_session,
@@ -87,7 +87,7 @@ class SparkEngine:
         self._owns_session = False
         self._lock = RLock()
         self._spooled = row_buffer.SpooledStreams()
-        self._user_sql = UserSql()
+        self._user_sql = QueryTranslator()
         self._is_inherited = False
         reset_in_children(self)
 

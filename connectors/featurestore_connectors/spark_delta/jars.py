@@ -304,7 +304,7 @@ def fetch_gcs_connector() -> Path:
 
 
 @dataclass(frozen=True)
-class Client:
+class HadoopClient:
     """Hadoop's client of a type of object store.
 
     Args:
@@ -322,8 +322,8 @@ class Client:
 
 # By the scheme of locations.
 CLIENTS = {
-    "s3": Client("S3", "hadoop-aws", "org.apache.hadoop.fs.s3a.S3AFileSystem", s3a_settings),
-    "gs": Client(
+    "s3": HadoopClient("S3", "hadoop-aws", "org.apache.hadoop.fs.s3a.S3AFileSystem", s3a_settings),
+    "gs": HadoopClient(
         "Google Cloud Storage",
         "gcs-connector",
         "featurestore.delta.GcsFileSystem",

@@ -43,8 +43,8 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
         return _read_group(engine, plan)
     left = _LabelSide.of(engine, plan, labels)
     frame = left.frame
-    sides = list(map(_SideQuery, feature_sides(plan)))
-    clusters: dict[_SharedKeys, list[_SideQuery]] = {}
+    sides = list(map(_SideFrame, feature_sides(plan)))
+    clusters: dict[_SharedKeys, list[_SideFrame]] = {}
     # Groups with the same join columns share one shuffle and one sort of the labels.
     for side in sides:
         if side.rule.is_timed:
@@ -118,7 +118,7 @@ def label_time(plan: FeaturePlan, value: Callable[[str], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class _SideQuery:
+class _SideFrame:
     """The rows of a group before the join, with keys ``k0, k1, ...``, ``since`` and ``row``."""
 
     rule: FeatureSide
@@ -232,7 +232,7 @@ def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
     return engine.map_batches(rows, AddTieHash(tuple(names)), schema=schema).native
 
 
-def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: list[Any]) -> Any:
+def _join_as_of(frame: Any, sides: list[_SideFrame], left: _LabelSide, rows: list[Any]) -> Any:
     """Return the frame with the greatest row of each group that is eligible at the label time."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -247,7 +247,7 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
     label = F.struct(*map(column, frame.columns))
     label_type = frame.select(label.alias("label")).schema["label"].dataType
 
-    def stream(*, time: Any, side: _SideQuery | None) -> list[Any]:
+    def stream(*, time: Any, side: _SideFrame | None) -> list[Any]:
         """Return the stream columns of labels (if ``side`` is None) or of a side's rows."""
         label_value = label
         if side is not None:
@@ -302,7 +302,7 @@ def _presort(merged: Any, keys: list[str], *, size: int | None) -> Any:
     )
 
 
-def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> Any:
+def _join_on_key(frame: Any, side: _SideFrame, left: _LabelSide, rows: Any) -> Any:
     """Return the frame with the greatest row of each key, independent of the label time."""
     from pyspark.sql import functions as F
 
@@ -321,7 +321,7 @@ def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> A
     return frame.join(keyed_rows, matches, "left").drop(*names)
 
 
-def _select_result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideQuery]) -> Any:
+def _select_result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideFrame]) -> Any:
     """Return the result columns in order, without labels that an inner join drops."""
     from pyspark.sql import functions as F
 

@@ -145,7 +145,7 @@ def run_sql(
     return relation(native)
 
 
-class UserSql:
+class QueryTranslator:
     """Translator of the user queries of one engine. Its DuckDB database is opened on first use."""
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ def _record_dtype(dtype: str, offsets: tuple[int, ...], size: int | None = None)
     )
 
 
-class _Writer(Protocol):
+class _RecordWriter(Protocol):
     """Writer for some rows of an array."""
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None: ...
@@ -210,7 +210,9 @@ def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[An
 
 
 def _write(
-    records: Records, targets: Sequence[tuple[npt.NDArray[Any], Sequence[_Writer]]], start: int = 0
+    records: Records,
+    targets: Sequence[tuple[npt.NDArray[Any], Sequence[_RecordWriter]]],
+    start: int = 0,
 ) -> None:
     step = max(MIN_ROWS, min(MAX_ROWS, BLOCK_BYTES // records.shape[1]))
     for first in range(0, len(records), step):
@@ -220,7 +222,7 @@ def _write(
                 writer.write(block, array, start + first)
 
 
-def _plane_writers(planes: Sequence[tuple[int, Slot, bool]]) -> list[_Writer]:
+def _plane_writers(planes: Sequence[tuple[int, Slot, bool]]) -> list[_RecordWriter]:
     """Return the writers for (row, column, whether to write presence) tuples."""
     floats, always_present = [], []
     # Presence bytes, grouped by the value that marks nulls.
@@ -235,7 +237,7 @@ def _plane_writers(planes: Sequence[tuple[int, Slot, bool]]) -> list[_Writer]:
             floats.append((row, slot.offset))
         else:
             integers.setdefault(_word_bytes(slot.field.width), []).append((row, slot))
-    writers: list[_Writer] = [
+    writers: list[_RecordWriter] = [
         _PresenceWriter(_to_fields("u1", offsets), null) for null, offsets in presences.items()
     ]
     if always_present:

@@ -203,7 +203,7 @@ def evolve(session: Session, evolution: Evolution) -> None:
     group = open_group(session, name, version)
     if spec.external is None:
         group = open_stored(session, name, version, to="change the columns")
-        with in_flight(session, kind="write", name=name, version=version) as run:
+        with in_flight(session, operation="write", name=name, version=version) as run:
             widen_table(session, group, spec)
             run.committed_version = latest_version(group.path)
             run.registered = True

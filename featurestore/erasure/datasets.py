@@ -156,7 +156,7 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
     """Export the other rows of a dataset as its next version, and return the version."""
     session = scan.session
     request = _request_of(manifest, directory)
-    with in_flight(session, kind="export", name=manifest.name, version=None) as run:
+    with in_flight(session, operation="export", name=manifest.name, version=None) as run:
         with session.registry.transaction() as connection:
             # The manifest names neither what a job read nor which groups were deleted since.
             origins.record(

@@ -59,7 +59,7 @@ class KeyVersions:
             if not keys:
                 continue
             with in_flight(
-                scan.session, kind=RECLAIM, name=table.group, version=table.version
+                scan.session, operation=RECLAIM, name=table.group, version=table.version
             ) as run:
                 # The vacuum would remove files that a running job writes or reads.
                 check_no_writers(scan.session, table, except_for=(run.intent,))

@@ -237,8 +237,8 @@ def erase_rows(scan: Scan, table: Table, matches: TableMatches) -> None:
     """Delete the rows, then the data files of older versions, then the values in the log."""
     session = scan.session
     with (
-        in_flight(session, kind=RECLAIM, name=table.group, version=table.version) as reclaim,
-        in_flight(session, kind="write", name=table.group, version=table.version) as run,
+        in_flight(session, operation=RECLAIM, name=table.group, version=table.version) as reclaim,
+        in_flight(session, operation="write", name=table.group, version=table.version) as run,
     ):
         check_no_writers(session, table, except_for=(reclaim.intent, run.intent))
         metadata = {

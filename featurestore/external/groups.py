@@ -179,7 +179,7 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
     spec, engine = live.spec, session.engine
     path = session.featuregroup_path(spec.name, spec.version)
     rows = engine.read_table(live.path, version=live.delta_version, schema=spec.schema)
-    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
+    with in_flight(session, operation="write", name=spec.name, version=spec.version) as run:
         commit_metadata = {
             "operation": OPERATION,
             "run": run.run_id,

@@ -107,7 +107,10 @@ class RenamedSnapshot:
         inner, renames = self._original_query(query)
         details = dict(self._snapshot.description(inner))
         columns = details["columns"].items()
-        return {**details, "columns": {renames.get(name, name): kind for name, kind in columns}}
+        return {
+            **details,
+            "columns": {renames.get(name, name): type_name for name, type_name in columns},
+        }
 
     def close(self) -> None:
         """Close the snapshot."""

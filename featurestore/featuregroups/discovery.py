@@ -103,7 +103,7 @@ def search(
     text: str,
     *,
     limit: int | None = None,
-    kind: str | None = None,
+    match_kind: str | None = None,
     filters: SearchFilter | None = None,
 ) -> list[Match]:
     """Search for a text, ignoring case, and return the matches.
@@ -119,7 +119,7 @@ def search(
     with session.registry.reading() as connection:
         among = filter_group_names(connection, filters)
         query = _Search(connection, text.strip().casefold(), filters, among)
-        matches = list(islice(_iterate_matches(query, kind), limit))
+        matches = list(islice(_iterate_matches(query, match_kind), limit))
     _record_matches(session, matches)
     return matches
 
@@ -136,7 +136,7 @@ def _record_matches(session: Session, matches: Sequence[Match]) -> None:
         session.record_reads(object_kind, sorted(versions))
 
 
-def _iterate_matches(query: _Search, kind: str | None) -> Iterator[Match]:
+def _iterate_matches(query: _Search, match_kind: str | None) -> Iterator[Match]:
     """Yield the matches of all phases, in the order of ``search``."""
     # Phases are evaluated lazily, so that a search with a small limit stops early.
     for phase in (
@@ -148,7 +148,7 @@ def _iterate_matches(query: _Search, kind: str | None) -> Iterator[Match]:
         _match_aggregates,
     ):
         for match in phase(query):
-            if kind is None or match.kind == kind:
+            if match_kind is None or match.kind == match_kind:
                 yield match
 
 
@@ -194,16 +194,16 @@ def _match_feature_descriptions(query: _Search) -> Iterator[Match]:
 
 def _match_aggregates(query: _Search) -> Iterator[Match]:
     """Yield the window aggregates of groups, datasets and views that contain the text."""
-    for kind, reference_format in _REFERENCE_FORMATS.items():
+    for object_kind, reference_format in _REFERENCE_FORMATS.items():
         among = query.among
-        if kind != featuregroups.KIND:
-            among = filter_names(query.connection, kind, query.filters)
+        if object_kind != featuregroups.KIND:
+            among = filter_names(query.connection, object_kind, query.filters)
         candidates = search_documents.candidate_names(
-            query.connection, kind, search_documents.WINDOW, query.text, among=among
+            query.connection, object_kind, search_documents.WINDOW, query.text, among=among
         )
         for names in candidates:
             for name, version, aggregate in lineage.latest_windows(
-                query.connection, kind, names=names
+                query.connection, object_kind, names=names
             ):
                 if query.text in str(aggregate).casefold():
                     reference = reference_format.format(name=name, feature=aggregate.name)

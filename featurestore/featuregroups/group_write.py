@@ -136,12 +136,14 @@ class GroupWrite:
         if not self._is_new:
             name, version = self.spec.name, self.spec.version
             return stack.enter_context(
-                in_flight(self._session, kind="write", name=name, version=version, run_id=run_id)
+                in_flight(
+                    self._session, operation="write", name=name, version=version, run_id=run_id
+                )
             )
         while True:
             version = self._version or next_version(self._session, name)
             creation = in_flight(
-                self._session, kind="create", name=name, version=version, run_id=run_id
+                self._session, operation="create", name=name, version=version, run_id=run_id
             )
             try:
                 # Another process may claim the number first. Without a requested version, the next

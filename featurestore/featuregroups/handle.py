@@ -336,7 +336,7 @@ def group_details(group: FeatureGroup) -> dict[str, Any]:
         "partition_by": list(spec.partition_by),
         "ttl": format_ttl(spec.ttl),
         "validation": spec.validation,
-        "expectations": [dict(each) for each in spec.expectations],
+        "expectations": list(map(dict, spec.expectations)),
         "statistics": spec.statistics,
         "job": spec.job,
         **_stream_status(group, spec),

@@ -141,7 +141,7 @@ def _replay_changes(
     for index, (key, time) in enumerate(_keys_and_times(spec, records)):
         indices_by_time = current[key]
         if time not in indices_by_time:
-            for later in [each for each in indices_by_time if each > time]:
+            for later in [later for later in indices_by_time if later > time]:
                 replaced += indices_by_time.pop(later)
         indices_by_time[time].append(index)
     record_indices = [index for index in replaced if index >= 0]

@@ -63,7 +63,7 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
     """Rewrite small files into larger ones without changing rows, and return the latest commit."""
     group = open_group(session, name, version)
     spec = group.spec
-    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
+    with in_flight(session, operation="write", name=spec.name, version=spec.version) as run:
         latest = session.engine.compact(group.path)
         if latest is None:
             latest = group.delta_version
@@ -104,7 +104,7 @@ def vacuum(
     group = open_group(session, name, version)
     oldest = shift_time(utc_now(), -parse_duration(retain, argument="retain"))
     spec = group.spec
-    with in_flight(session, kind=RECLAIM, name=spec.name, version=spec.version) as run:
+    with in_flight(session, operation=RECLAIM, name=spec.name, version=spec.version) as run:
         # The pins are read after the intent is recorded, so that no export can pin a version
         # without being noticed (see recovery.pins).
         pinned = pinned_versions(session, spec.name, spec.version)
@@ -159,7 +159,7 @@ def delete_rows(
     predicate_text = fix_clock(where, now=utc_now())
     condition = predicate(predicate_text, schema=spec.schema, dialect=session.engine.dialect)
     with in_flight(
-        session, kind="write", name=spec.name, version=spec.version, run_id=run_id
+        session, operation="write", name=spec.name, version=spec.version, run_id=run_id
     ) as run:
         metadata = {
             "operation": "delete",
@@ -188,11 +188,11 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
         raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
     name, version = resolve(session, name, version)
     # While this intent exists, no export can pin the version.
-    with in_flight(session, kind=RECLAIM, name=name, version=version) as reclaim_run:
+    with in_flight(session, operation=RECLAIM, name=name, version=version) as reclaim_run:
         if not force:
             _check_unpinned(session, name, version)
         check_unused_by_views(session, name, version, force=force)
-        with in_flight(session, kind="delete", name=name, version=version) as run:
+        with in_flight(session, operation="delete", name=name, version=version) as run:
             with session.registry.transaction() as connection:
                 # The group is unregistered before its files are removed: a crash in between leaves
                 # only orphan files, which recovery removes.
@@ -224,7 +224,7 @@ def _check_unpinned(session: Session, name: str, version: int) -> None:
         )
     users = find_pinning_datasets(session, name, version)
     if users:
-        dataset_names = [f"{each.dataset} version {each.dataset_version}" for each in users]
+        dataset_names = [f"{pin.dataset} version {pin.dataset_version}" for pin in users]
         raise PinnedByTrainingDataset(
             f"Feature group {name!r} version {version} is pinned by the training datasets "
             f"{listing(dataset_names)}.",

@@ -37,7 +37,7 @@ def change_metadata(
     if change(group.state, "") is None:
         register()
         return
-    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
+    with in_flight(session, operation="write", name=spec.name, version=spec.version) as run:
         # The table is written first, because the registry can be rebuilt from it after a crash.
         run.committed_version = session.engine.change_properties(
             group.path, lambda snapshot: change(snapshot, run.run_id)

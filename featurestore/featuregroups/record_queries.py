@@ -65,8 +65,8 @@ def read_stored_keys(
         return None
     predicate = None
     if time is not None:
-        kind = state.schema.field(time).type
-        extremes = engine.aggregate(engine.select(rows, {time: time}), _TimeRangeAccumulator(kind))
+        dtype = state.schema.field(time).type
+        extremes = engine.aggregate(engine.select(rows, {time: time}), _TimeRangeAccumulator(dtype))
         if extremes is None:
             return None
         # The time statistics of the files may exclude matches without reading rows.
@@ -76,32 +76,32 @@ def read_stored_keys(
         if bounds is not None and not bounds.may_contain(low, last).any():
             return None
         high = None if with_later else high
-        predicate = _time_range_condition(engine, time, kind, low, high)
+        predicate = _time_range_condition(engine, time, dtype, low, high)
     stored_rows = engine.read_table(group.path, version=state.version, columns=spec.upsert_key)
     stored_rows = engine.select(stored_rows, {name: name for name in spec.upsert_key})
     return stored_rows if predicate is None else engine.filter(stored_rows, predicate)
 
 
 def _time_range_condition(
-    engine: Engine, time: str, kind: pa.DataType, low: int, high: int | None
+    engine: Engine, time: str, dtype: pa.DataType, low: int, high: int | None
 ) -> str:
     """Return the SQL condition for a range of times, in the engine's dialect."""
     from sqlglot import exp
 
     column = exp.column(time, quoted=True)
-    condition: exp.Expression = exp.GTE(this=column, expression=_time_literal(low, kind))
+    condition: exp.Expression = exp.GTE(this=column, expression=_time_literal(low, dtype))
     if high is not None:
-        condition = column.between(_time_literal(low, kind), _time_literal(high, kind))
+        condition = column.between(_time_literal(low, dtype), _time_literal(high, dtype))
     return condition.sql(dialect=engine.dialect)
 
 
-def _time_literal(number: int, kind: pa.DataType) -> exp.Expression:
+def _time_literal(number: int, dtype: pa.DataType) -> exp.Expression:
     """Return an instant in the storage type of a time column as SQL."""
     from sqlglot import exp
 
-    type_name = "DATE" if pa.types.is_date(kind) else "TIMESTAMPTZ"
+    type_name = "DATE" if pa.types.is_date(dtype) else "TIMESTAMPTZ"
     instant = pa.scalar(number, pa.int32() if type_name == "DATE" else pa.int64())
-    text = exp.Literal.string(str(instant.cast(kind).cast(pa.string()).as_py()))
+    text = exp.Literal.string(str(instant.cast(dtype).cast(pa.string()).as_py()))
     return exp.cast(text, type_name, dialect="duckdb")
 
 
@@ -112,16 +112,16 @@ class _TimeRangeAccumulator(Accumulator[Any, Any]):
     For a column without values, the result becomes None.
     """
 
-    kind: pa.DataType
+    dtype: pa.DataType
 
     def start(self) -> Any:
         return None
 
     def update(self, state: Any, batch: pa.RecordBatch) -> Any:
         values = batch.column(0)
-        if values.type != self.kind:
-            values = values.cast(self.kind)
-        number = pa.int32() if pa.types.is_date(self.kind) else pa.int64()
+        if values.type != self.dtype:
+            values = values.cast(self.dtype)
+        number = pa.int32() if pa.types.is_date(self.dtype) else pa.int64()
         extremes = pc.min_max(values.cast(number))
         if not extremes["min"].is_valid:
             return state

@@ -193,9 +193,11 @@ def describe_expectations(before: FeatureGroupSpec, now: FeatureGroupSpec) -> li
 
 def _expectations_by_text(spec: FeatureGroupSpec) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for each in spec.expectations:
+    for expectation in spec.expectations:
         # A history is also shown to users who may not know the name of a compared feature.
-        kwargs = {key: value for key, value in each["kwargs"].items() if key != "feature"}
-        text = describe({**each, "kwargs": kwargs})
-        texts[text] = texts.get(text, "") + json.dumps(dict(each), sort_keys=True, default=str)
+        kwargs = {key: value for key, value in expectation["kwargs"].items() if key != "feature"}
+        text = describe({**expectation, "kwargs": kwargs})
+        texts[text] = texts.get(text, "") + json.dumps(
+            dict(expectation), sort_keys=True, default=str
+        )
     return texts

@@ -147,11 +147,11 @@ def _undeclared_columns(
     types_by_name = {column.name: column.type for column in declared_spec.schema}
     new_columns, conflicts = [], []
     for column in added:
-        kind = types_by_name.get(column.name)
-        if kind is None:
+        dtype = types_by_name.get(column.name)
+        if dtype is None:
             new_columns.append(column)
-        elif kind != column.type:
-            conflicts.append(f"{column.name!r} is {column.type}, in the group {kind}")
+        elif dtype != column.type:
+            conflicts.append(f"{column.name!r} is {column.type}, in the group {dtype}")
     if conflicts:
         raise SchemaMismatch(
             f"Another writer has just added columns to {declared_spec.name!r} with other types: "
@@ -161,7 +161,7 @@ def _undeclared_columns(
     return new_columns
 
 
-def widen_for_value(value: object, kind: pa.DataType) -> pa.DataType | None:
+def widen_for_value(value: object, dtype: pa.DataType) -> pa.DataType | None:
     """Return the decimal type of a column, widened to represent one more value.
 
     Return None if more than 38 digits are required, and for columns without decimals.
@@ -169,10 +169,12 @@ def widen_for_value(value: object, kind: pa.DataType) -> pa.DataType | None:
     >>> widen_for_value(10, pa.list_(pa.decimal128(3, 2)))
     Decimal128Type(decimal128(4, 2))
     """
-    kind = innermost_type(kind)
-    if not pat.is_decimal(kind):
+    dtype = innermost_type(dtype)
+    if not pat.is_decimal(dtype):
         return None
-    integers, scale = _required_digits(pa.array([value]), (kind.precision - kind.scale, kind.scale))
+    integers, scale = _required_digits(
+        pa.array([value]), (dtype.precision - dtype.scale, dtype.scale)
+    )
     if integers + scale > MAX_DIGITS:
         return None
     return pa.decimal128(integers + scale, scale)
@@ -217,10 +219,10 @@ def _may_require_widening(batch_type: pa.DataType, column_type: pa.DataType) -> 
 
 def _widen_field(field: pa.Field, decimals: pa.DataType) -> pa.Field:
     """Return a column of decimals or of (nested) lists of decimals, widened to a type."""
-    kind = field.type
+    dtype = field.type
     levels = 0
-    while is_list_type(kind):
-        kind, levels = kind.value_type, levels + 1
+    while is_list_type(dtype):
+        dtype, levels = dtype.value_type, levels + 1
     nested = decimals
     for _ in range(levels):
         nested = pa.list_(nested)

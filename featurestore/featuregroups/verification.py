@@ -33,7 +33,7 @@ def verify(
         problems += [
             replace(problem, file=f"{folder}/{problem.file}") for problem in refused_rows.problems
         ]
-        unverified += [f"{folder}/{each}" for each in refused_rows.unverified]
+        unverified += [f"{folder}/{name}" for name in refused_rows.unverified]
     return GroupVerifyReport(
         featuregroup=f"{name} version {version}",
         delta_version=result.latest,

@@ -292,7 +292,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
 def _compute_and_write(run: JobRun) -> RunOutput:
     """Stage the rows of a run, and commit them with the deleted keys."""
     spec, group = run.spec, run.group
-    with in_flight(run.session, kind="stage", name=spec.name, version=1) as staged_write:
+    with in_flight(run.session, operation="stage", name=spec.name, version=1) as staged_write:
         run = replace(run, staging=staged_write.rows)
         sources = SourceInputs(run.session, spec, run.inputs, run.staging)
         rows = compute(run, sources)

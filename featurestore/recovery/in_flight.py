@@ -125,7 +125,7 @@ def new_run_id() -> str:
 
 @contextmanager
 def in_flight(
-    store: Writer, *, kind: str, name: str, version: int | None, run_id: str | None = None
+    store: Writer, *, operation: str, name: str, version: int | None, run_id: str | None = None
 ) -> Iterator[InFlight]:
     """Record the intent of a write for the duration of a ``with`` block.
 
@@ -135,7 +135,7 @@ def in_flight(
 
     Args:
         store: The session.
-        kind: A kind of ``registry.intents.Intent``.
+        operation: A kind of ``registry.intents.Intent``.
         name: The name of the group or dataset.
         version: The version; None for the next version of a training dataset, view or model.
         run_id: The id of a run with several writes; None for the id of the intent.
@@ -154,7 +154,7 @@ def in_flight(
             liveness.hold_write_lease(store.location, intent_id),
         ):
             claimed_version = _record_intent(
-                store, intent_id, owner, kind=kind, name=name, version=version
+                store, intent_id, owner, operation=operation, name=name, version=version
             )
             # The intent is recorded before any file is written, so that recovery knows all files of
             # the write.
@@ -168,15 +168,15 @@ def in_flight(
                 stages_locally=lambda: not store.engine.is_distributed,
             )
             try:
-                if kind == "export":
+                if operation == "export":
                     datasets.make_directory(store.location, name, claimed_version)
-                with _notify_observers(store, write, kind, name):
+                with _notify_observers(store, write, operation, name):
                     yield write
             except BaseException:
                 is_resolved = _end_intent(store, write, needs_resolution=True)
                 # Once publication has begun, a delayed request could still write the manifest. The
                 # claim then remains, and the version number is not used again.
-                if kind == datasets.EXPORT and is_resolved and not write.publishing:
+                if operation == datasets.EXPORT and is_resolved and not write.publishing:
                     with suppress(StorageError):  # the version is not used again then
                         datasets.release(StorePaths(store.location), name, claimed_version)
                 raise
@@ -192,18 +192,18 @@ def in_flight(
     finally:
         if intent_id in {pending_id for _, pending_id in _pending_intents}:
             liveness.release_owner(store.location)
-        if write is not None and store.recorder is not None and kind in _WRITTEN_KINDS:
-            store.recorder.remove_output(Object(_WRITTEN_KINDS[kind], name, write.version))
+        if write is not None and store.recorder is not None and operation in _WRITTEN_KINDS:
+            store.recorder.remove_output(Object(_WRITTEN_KINDS[operation], name, write.version))
 
 
 @contextmanager
-def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> Iterator[None]:
+def _notify_observers(store: Store, write: InFlight, operation: str, name: str) -> Iterator[None]:
     """Notify observers of the start and end of a write."""
-    if kind not in _WORK_KINDS:
+    if operation not in _WORK_KINDS:
         yield
         return
     # The intent id is unique, whereas several writes of a job run have the same run id.
-    work = Work(_WORK_KINDS[kind], name, write.intent, store.location, write.version)
+    work = Work(_WORK_KINDS[operation], name, write.intent, store.location, write.version)
     with observed(work):
         try:
             yield
@@ -212,7 +212,7 @@ def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> It
 
 
 def _record_intent(
-    store: Writer, intent_id: str, owner: str, *, kind: str, name: str, version: int | None
+    store: Writer, intent_id: str, owner: str, *, operation: str, name: str, version: int | None
 ) -> int:
     """Claim the version of a write and record its intent in one transaction."""
     # Earlier writes of this process whose intents could not be resolved when they ended.
@@ -222,15 +222,15 @@ def _record_intent(
                 _resolve_intent(store, pending_id)
                 _pending_intents.discard((url, pending_id))
     with store.registry.transaction() as connection:
-        if kind == "create" and version is not None:
+        if operation == "create" and version is not None:
             claimed_version = groups.claim(connection, store.location, name, version)
-        elif kind == "export":
+        elif operation == "export":
             claimed_version = datasets.claim(
                 connection, store.location, name, version, run=intent_id
             )
-        elif kind == views.DEFINE:
+        elif operation == views.DEFINE:
             claimed_version = views.claim(connection, store.location, name, version)
-        elif kind == models.REGISTER:
+        elif operation == models.REGISTER:
             claimed_version = models.claim(connection, store.location, name, version)
         else:
             claimed_version = version or 1
@@ -238,13 +238,18 @@ def _record_intent(
         # consider the owner dead until then.
         intents.record_heartbeat(connection, owner)
         intents.begin(
-            connection, run_id=intent_id, kind=kind, name=name, version=claimed_version, owner=owner
+            connection,
+            run_id=intent_id,
+            kind=operation,
+            name=name,
+            version=claimed_version,
+            owner=owner,
         )
         # Stored before the write, since recovery after a crash cannot determine the reads of the job.
-        if kind in _CREATED_KINDS:
-            origins.begin(connection, Object(_CREATED_KINDS[kind], name, claimed_version))
-        if kind in _WRITTEN_KINDS and store.recorder is not None:
-            output = Object(_WRITTEN_KINDS[kind], name, claimed_version)
+        if operation in _CREATED_KINDS:
+            origins.begin(connection, Object(_CREATED_KINDS[operation], name, claimed_version))
+        if operation in _WRITTEN_KINDS and store.recorder is not None:
+            output = Object(_WRITTEN_KINDS[operation], name, claimed_version)
             store.recorder.add_output(connection, output)
     return claimed_version
 

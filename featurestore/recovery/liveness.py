@@ -203,9 +203,11 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
             intents.remove_owner(connection, name)
 
 
-def versions_in_flight(connection: Connection, location: str, kind: str, name: str) -> list[int]:
-    """Return the versions of a name for which a live process has an intent of this kind."""
-    pending = intents.find_by_name(connection, kind, name)
+def versions_in_flight(
+    connection: Connection, location: str, operation: str, name: str
+) -> list[int]:
+    """Return the versions of a name for which a live process has an intent of this operation."""
+    pending = intents.find_by_name(connection, operation, name)
     return [intent.version for intent in pending if is_alive(connection, location, intent.owner)]
 
 

@@ -130,8 +130,8 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     # Numbers of deleted versions with stored predictions are not used again, because the
     # predictions refer to them.
     used_versions = {*models.versions(connection, name), *models.used_versions(connection, name)}
-    for kind in (REGISTER, REMOVE):
-        used_versions.update(versions_in_flight(connection, location, kind, name))
+    for operation in (REGISTER, REMOVE):
+        used_versions.update(versions_in_flight(connection, location, operation, name))
     paths = StorePaths(location)
     # Directories without a registration are left by crashes or by a lost registry.
     entries = map(parse_version_directory, files.list_directory(paths.model_versions(name)))

@@ -117,14 +117,14 @@ def pinned_versions(store: Store, name: str, version: int) -> list[int]:
     """Return the Delta versions of a group that datasets or running exports pin, ascending."""
     # Exports are read first: if an export ends in the meantime, its dataset is found below.
     pinned = versions_pinned_by_exports(store, name, version)
-    pinned.update(each.delta_version for each in find_pinning_datasets(store, name, version))
+    pinned.update(pin.delta_version for pin in find_pinning_datasets(store, name, version))
     return sorted(pinned)
 
 
 def versions_pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
     """Return the Delta versions of a group that running exports pin."""
     with store.registry.reading() as connection:
-        exports = [each for each in intents.list_all(connection) if each.kind == "export"]
+        exports = [intent for intent in intents.list_all(connection) if intent.kind == "export"]
     paths = StorePaths(store.location)
     pinned = set()
     for export in exports:
@@ -164,10 +164,12 @@ def find_pinning_datasets(store: Store, name: str, version: int) -> list[PinnedV
         DatasetDamaged: An unregistered manifest mentions the group and cannot be read.
     """
     with store.registry.reading() as connection:
-        registered = {(each.name, each.version) for each in training_datasets.list_all(connection)}
+        registered = {
+            (dataset.name, dataset.version) for dataset in training_datasets.list_all(connection)
+        }
         pinned = {
-            PinnedVersion(*each)
-            for each in training_datasets.datasets_pinning(connection, name, version)
+            PinnedVersion(*pin)
+            for pin in training_datasets.datasets_pinning(connection, name, version)
         }
     for dataset, number in finished_datasets(store):
         if (dataset, number) not in registered:

@@ -145,25 +145,27 @@ def _restore_versions(
     connection: Connection,
     location: str,
     report: RebuildReport,
-    kind: VersionKind,
+    version_kind: VersionKind,
     restore: Restore | None = None,
 ) -> None:
     """Register all published versions of a kind, and report the incomplete versions."""
-    references: list[str] = getattr(report, kind.folder)
+    references: list[str] = getattr(report, version_kind.folder)
     for name, version, path in _iterate_versions(
-        getattr(StorePaths(location), kind.folder), report
+        getattr(StorePaths(location), version_kind.folder), report
     ):
         with _rollback_on_error(connection, path, report):
-            if kind.is_published(path):
-                spec = kind.register(connection, path, name, version)
+            if version_kind.is_published(path):
+                spec = version_kind.register(connection, path, name, version)
                 if restore is not None and isinstance(spec, FeatureGroupSpec):
                     featuregroups.rewind(
                         connection, name, version, delta_version=latest_version(path)
                     )
                     restore(connection, spec, path)
                 references.append(f"{name}@v{version}")
-            elif version not in versions_in_flight(connection, location, kind.intents[0], name):
-                report.unreadable.append((path, kind.unpublished))
+            elif version not in versions_in_flight(
+                connection, location, version_kind.intents[0], name
+            ):
+                report.unreadable.append((path, version_kind.unpublished))
 
 
 @contextmanager

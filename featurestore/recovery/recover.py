@@ -116,9 +116,9 @@ MODELS = VersionKind(
     unpublished=f"it has no {MODEL_FILE}",
 )
 _KINDS = {
-    intent: kind
-    for kind in (GROUPS, DATASETS, VIEWS, MODELS)
-    for intent in (*kind.intents, kind.removal)
+    intent: version_kind
+    for version_kind in (GROUPS, DATASETS, VIEWS, MODELS)
+    for intent in (*version_kind.intents, version_kind.removal)
 }
 
 
@@ -132,7 +132,9 @@ def recover(store: Store) -> list[str]:
     with registry.reading() as connection:
         all_intents = intents.list_all(connection)
         abandoned = [
-            each for each in all_intents if not liveness.is_alive(connection, location, each.owner)
+            intent
+            for intent in all_intents
+            if not liveness.is_alive(connection, location, intent.owner)
         ]
         has_future_heartbeats = intents.has_future_heartbeats(connection)
     # After the clock of the registry was set back, the heartbeats of dead owners would be recent
@@ -185,30 +187,30 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
 
 
 def _resolve_version(
-    connection: Connection, paths: StorePaths, intent: intents.Intent, kind: VersionKind
+    connection: Connection, paths: StorePaths, intent: intents.Intent, version_kind: VersionKind
 ) -> str:
     """Finish a removal, register a published version, or remove an incomplete one."""
     name, version = intent.name, intent.version
-    directory = kind.directory(paths, name, version)
-    if intent.kind == kind.removal:
-        kind.unregister(connection, name, version)
-        kind.remove_files(paths, name, version)
-        if kind.is_revocable:
+    directory = version_kind.directory(paths, name, version)
+    if intent.kind == version_kind.removal:
+        version_kind.unregister(connection, name, version)
+        version_kind.remove_files(paths, name, version)
+        if version_kind.is_revocable:
             claims.release(directory, below=paths.location)
         return "finished"
-    if kind.is_published(directory):
-        kind.register(connection, directory, name, version)
-        return f"registered from its {kind.registered_from}"
+    if version_kind.is_published(directory):
+        version_kind.register(connection, directory, name, version)
+        return f"registered from its {version_kind.registered_from}"
     # Only the first kind creates the version. Other writes must never remove an existing version.
-    if intent.kind != kind.intents[0]:
+    if intent.kind != version_kind.intents[0]:
         return "nothing to do"
     is_local = liveness.is_on_this_machine(paths.location, intent.owner)
-    if kind.is_revocable and not claims.revoke(directory, is_certainly_dead=is_local):
+    if version_kind.is_revocable and not claims.revoke(directory, is_certainly_dead=is_local):
         return "kept for a day, because it was about to be published"
-    if kind is GROUPS and liveness.is_on_another_machine(paths.location, intent.owner):
+    if version_kind is GROUPS and liveness.is_on_another_machine(paths.location, intent.owner):
         claims.abandon(directory)
-    kind.remove_files(paths, name, version)
-    return f"removed, because it had no {kind.content} yet"
+    version_kind.remove_files(paths, name, version)
+    return f"removed, because it had no {version_kind.content} yet"
 
 
 def remove_unclaimed_stages(store: Store) -> list[str]:

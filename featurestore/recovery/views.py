@@ -83,8 +83,8 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
         check_version(version)
     lock(connection, f"featureview/{name}")
     existing = set(feature_views.versions(connection, name))
-    for kind in (DEFINE, UNDEFINE):
-        existing.update(versions_in_flight(connection, location, kind, name))
+    for operation in (DEFINE, UNDEFINE):
+        existing.update(versions_in_flight(connection, location, operation, name))
     paths = StorePaths(location)
     for entry in files.list_directory(paths.feature_view_versions(name)):
         number = parse_version_directory(entry)

@@ -85,7 +85,9 @@ def search(
     if not text.strip():
         return []
     filters = filters or SearchFilter()
-    matches = discovery.search(store.session, text, limit=limit, kind=kind or None, filters=filters)
+    matches = discovery.search(
+        store.session, text, limit=limit, match_kind=kind or None, filters=filters
+    )
     results = [_result_of_match(match) for match in matches]
     with store.session.registry.reading() as connection:
         for kind_name in _SEARCHED_BY_NAME:

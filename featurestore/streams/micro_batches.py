@@ -199,7 +199,7 @@ def _decode_records(
         yield _Records(good, deleted.select(keys), bad)
         return
     engine = session.engine
-    with in_flight(session, kind="stage", name=spec.name, version=1) as run:
+    with in_flight(session, operation="stage", name=spec.name, version=1) as run:
         # On Spark, the executors decode the records. The result is staged, because each of the
         # filters below would read and decode the topic again.
         adopted = engine.adopt(batch.records)

@@ -82,7 +82,7 @@ def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
         return Replayed()
     source = open_streams(session, spec.stream)
     schema = source.decoded_schema(spec.stream)
-    with in_flight(session, kind="stage", name=spec.name, version=1) as run:
+    with in_flight(session, operation="stage", name=spec.name, version=1) as run:
         records = _read_quarantine(engine, state, schema, spec.stream.topic)
         rows = engine.map_batches(
             records, _QuarantineDecoder(make_decoder(source, spec)), schema=schema

@@ -15,17 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from featurestore import progress as calls
 from featurestore.errors import WriteConflict
-from featurestore.ingest import hints_for_argument, peek_language
+from featurestore.ingest import hints_for_argument, open_relation, peek_language
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit, MissingLabels
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source
 from featurestore.model.requests import TrainingRequest
+from featurestore.model.roles import Role
 from featurestore.model.threads import start_thread
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.format import find_format
 from featurestore.readers.shardfiles import check_shards
 from featurestore.recovery import claims, datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
@@ -45,14 +48,17 @@ from featurestore.training.export.hashed_rows import (
     hash_rows,
     missing_labels_predicate,
 )
-from featurestore.training.export.label_checks import check_labels
 from featurestore.training.export.manifest import (
     build_manifest,
     build_splits,
+    check_labels,
     file_prefixes,
+    manifest_columns,
     manifest_file,
 )
+from featurestore.training.export.profiles import ProfileAccumulator
 from featurestore.training.export.request import (
+    DEFAULT_BLOCK_ROWS,
     ExportData,
     ExportRequest,
     check_request,
@@ -99,7 +105,7 @@ def create(
         training, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
     )
     with (
-        in_flight(session, kind="export", name=training.name, version=training.version) as run,
+        in_flight(session, operation="export", name=training.name, version=training.version) as run,
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
@@ -298,6 +304,48 @@ def _register_report(session: Session, report: ValidationReport | None, manifest
     report = replace(report, version=manifest.version, run_id=manifest.run_id)
     with session.registry.transaction() as connection:
         artifacts.add_validation_report(connection, KIND, report_to_json(report))
+
+
+def infer_record_schema(session: Session, df: object) -> dict[str, Any]:
+    """Infer ``{column: tf.io feature}`` for a dataframe.
+
+    The rows are read once to count nulls and measure lengths. No file is written.
+
+    Raises:
+        UnsupportedType: TFRecord does not support a column type; the message lists all columns.
+    """
+    tfrecord = find_format("tfrecord")
+    df, language = peek_language(df)
+    with open_relation(df, engine=session.engine) as rows:
+        schema = rows.schema
+        refuse_untyped_columns(schema, language=language)
+        tfrecord.check(schema, compression=None)
+        profiles = session.engine.aggregate(rows, ProfileAccumulator(tuple(schema.names)))
+    layout = tfrecord.layout(schema, profiles, compression=None, block_rows=DEFAULT_BLOCK_ROWS)
+    roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
+    nulls = {profile.name: profile.nulls for profile in profiles if profile.nulls}
+    split = ManifestSplit("all", rows=profiles[0].rows, bytes=0, shards=(), nulls=nulls)
+    # This manifest is not written; only its columns and layout determine the result.
+    manifest = Manifest(
+        name="dataframe",
+        version=1,
+        data_format="tfrecord",
+        seed=0,
+        key=(),
+        split_rule={},
+        block_rows=DEFAULT_BLOCK_ROWS,
+        compression=None,
+        columns=manifest_columns(schema, tfrecord.encodings(layout), roles),
+        layout=layout,
+        splits=(split,),
+        files=(),
+        plan=None,
+        plan_hash=None,
+        sources=(),
+        reproducible=False,
+        reproducible_reason="it is a dataframe",
+    )
+    return tfrecord.feature_spec(manifest)
 
 
 class ExportProgress:

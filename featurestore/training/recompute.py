@@ -85,7 +85,9 @@ def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterat
         )
     try:
         # The intent protects the staged files, and recovery removes them after a crash.
-        with in_flight(session, kind="stage", name=manifest.name, version=manifest.version) as run:
+        with in_flight(
+            session, operation="stage", name=manifest.name, version=manifest.version
+        ) as run:
             recomputed = _export_again(session, manifest, staging=run.rows)
             run.registered = True
     except FeatureStoreError as error:

@@ -213,7 +213,7 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
     if spec.labels is not None:
         # Checked before the intent: an invalid label must not leave a version behind.
         check_label(spec, retrieve_rows(session, spec, RowsRequest()).columns)
-    with in_flight(session, kind=views.DEFINE, name=spec.name, version=version) as run:
+    with in_flight(session, operation=views.DEFINE, name=spec.name, version=version) as run:
         view = replace(spec, version=run.version)
         directory = session.paths.feature_view(view.name, view.version)
         staged = views.view_file(run.staging)
@@ -279,7 +279,7 @@ def remove(session: Session, name: str, version: int) -> None:
         raise InvalidArgument("delete_feature_view requires a version.", hint="version=1")
     with session.registry.reading() as connection:
         feature_views.get(connection, name, version)
-    with in_flight(session, kind=views.UNDEFINE, name=name, version=version) as run:
+    with in_flight(session, operation=views.UNDEFINE, name=name, version=version) as run:
         # Unregistered first: no reader finds the version from the commit on, and recovery removes
         # the files after a crash.
         with session.registry.transaction() as connection:

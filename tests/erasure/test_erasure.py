@@ -329,7 +329,7 @@ def test_invalid_subjects_are_refused_before_a_change(empty_store: FeatureStore)
         with pytest.raises(InvalidArgument, match="certificate"):
             empty_store.verify_erasure(certificate)
     with (
-        in_flight(empty_store.session, kind="write", name="g", version=1),
+        in_flight(empty_store.session, operation="write", name="g", version=1),
         pytest.raises(WriteConflict, match="is being written"),
     ):
         empty_store.erase({"user": "ada"}, dry_run=False)

@@ -93,7 +93,7 @@ def test_hashes_of_key_versions_are_removed_and_proven_absent(
     if key == ["user"]:
         # Only the hashes came back. A running job may read and write their files.
         with (
-            in_flight(store.session, kind="write", name="states", version=1),
+            in_flight(store.session, operation="write", name="states", version=1),
             pytest.raises(WriteConflict, match="is being written"),
         ):
             store.erase({"user": PERSON}, dry_run=False)

@@ -256,7 +256,7 @@ def test_export_times_out_with_name_of_vacuum(
     monkeypatch.setattr(pins, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(pins, "sleep", lambda _: None)
     with (
-        in_flight(empty_store.session, kind="reclaim", name="g", version=1),
+        in_flight(empty_store.session, operation="reclaim", name="g", version=1),
         pytest.raises(WriteConflict, match=r"'g' version 1 .*has been running"),
     ):
         empty_store.create_training_dataset(frame, "d", data_format="parquet")

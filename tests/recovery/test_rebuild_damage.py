@@ -154,7 +154,7 @@ def test_rebuild_during_creation_lets_it_complete(tmp_path: Path) -> None:
 
 def test_rebuild_keeps_intents_of_running_writes(empty_store: FeatureStore) -> None:
     session = empty_store.session
-    with in_flight(session, kind="create", name="g", version=1) as run:
+    with in_flight(session, operation="create", name="g", version=1) as run:
         rebuild(empty_store.location)
         with session.registry.reading() as connection:
             assert intents.find(connection, run.intent) is not None

@@ -146,8 +146,8 @@ CREATOR = """
 import sys, featurestore
 from featurestore.recovery.in_flight import in_flight
 store = featurestore.connect(sys.argv[1])
-with in_flight(store.session, kind="create", name="g", version=1):
-    with in_flight(store.session, kind="export", name="d", version=1):
+with in_flight(store.session, operation="create", name="g", version=1):
+    with in_flight(store.session, operation="export", name="d", version=1):
         print("begun", flush=True)
         sys.stdin.read()
 """
@@ -261,7 +261,7 @@ def test_heartbeat_continues_during_write(
     monkeypatch.setattr(liveness, "HEARTBEAT_SECONDS", 0.001)
     beats = threading.Semaphore(0)
     monkeypatch.setattr(intents, "record_heartbeat", lambda connection, name: beats.release())
-    with in_flight(empty_store.session, kind="write", name="g", version=1):
+    with in_flight(empty_store.session, operation="write", name="g", version=1):
         for _ in range(3):
             assert beats.acquire(timeout=60)
 

@@ -64,7 +64,7 @@ def test_clean_removes_only_leftovers_of_killed_exports(flights_copy: FeatureSto
     leave_dead(flights_copy, "export", 7)
     unknown = Path(session.training_dataset_path("late_flights", 8))
     unknown.mkdir()
-    with in_flight(session, kind="export", name="late_flights", version=9) as running:
+    with in_flight(session, operation="export", name="late_flights", version=9) as running:
         unknown.mkdir(exist_ok=True)
         dead.mkdir(exist_ok=True)
         assert clean_all(session) == [

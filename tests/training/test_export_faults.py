@@ -166,7 +166,7 @@ def test_running_export_keeps_its_version_reserved(empty_store: FeatureStore) ->
     session = empty_store.session
 
     def export(version: int | None = None) -> Any:
-        return in_flight(session, kind="export", name="d", version=version)
+        return in_flight(session, operation="export", name="d", version=version)
 
     with export() as running:
         with pytest.raises(TrainingDatasetExists), export(1):

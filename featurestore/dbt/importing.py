@@ -49,7 +49,7 @@ from featurestore.model.names import check_name
 from featurestore.registry import artifacts, featuregroups, jobs
 from featurestore.registry import sources as registered_sources
 from featurestore.session import Session
-from featurestore.sources import define_external
+from featurestore.sources import build_query, define_external
 
 # The fields of an import whose change requires the next version of a group.
 _FIXED_FIELDS = ("primary_key", "event_time", "created_time", "external")
@@ -255,29 +255,13 @@ def define_table(
 ) -> _Table:
     """Read the columns of a node's table, and define its feature group."""
     check_name(group_name(node))
-    rows, schema = define_external(
-        session,
-        source,
-        table=table_of(node, source_kind),
-        sql=None,
-        path=None,
-        columns=None,
-        rename=None,
-        snapshots="training",
-    )
+    query = build_query(table=table_of(node, source_kind))
+    rows, schema = define_external(session, source, query, snapshots="training")
     definition = define_node(project, node, schema, source_kind=source_kind)
     is_complete = definition.sql is None and definition.columns == tuple(schema.names)
     if not is_complete or definition.snapshots != rows.snapshots:
-        rows, schema = define_external(
-            session,
-            source,
-            table=definition.table,
-            sql=definition.sql,
-            path=None,
-            columns=definition.columns,
-            rename=None,
-            snapshots=definition.snapshots,
-        )
+        query = build_query(table=definition.table, sql=definition.sql, columns=definition.columns)
+        rows, schema = define_external(session, source, query, snapshots=definition.snapshots)
     declared = replace(definition.declared, external=rows)
     check_primary_key(declared)
     return _Table(replace(definition, declared=declared), schema)

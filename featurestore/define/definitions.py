@@ -34,7 +34,7 @@ from featurestore.model.requests import ViewRequest
 from featurestore.model.source import SourceSpec
 from featurestore.model.window_features import WindowFeature
 from featurestore.plugins.source import SourceQuery
-from featurestore.sources.frame import build_external_rows
+from featurestore.sources.frame import build_query, external_rows
 from featurestore.sources.registration import build_source
 from featurestore.transform import Chain
 
@@ -192,9 +192,7 @@ def external_featuregroup(
     <featuregroup 'customers'>
     """
     check_name(name)
-    rows, query = build_external_rows(
-        source, table=table, sql=sql, path=path, columns=columns, rename=rename, snapshots=snapshots
-    )
+    query = build_query(table=table, sql=sql, path=path, columns=columns, rename=rename)
     declared = declare_group(
         primary_key=primary_key,
         event_time=event_time,
@@ -205,7 +203,7 @@ def external_featuregroup(
         description=description,
         descriptions=descriptions,
         tags=tags,
-        external=rows,
+        external=external_rows(source, query, snapshots=snapshots),
     )
     check_primary_key(declared)
     return _add(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from featurestore.sources.catalogs import register_groups
 from featurestore.sources.checking import check
-from featurestore.sources.frame import SourceFrame, define_external, read_source
+from featurestore.sources.frame import SourceFrame, build_query, define_external, read_source
 from featurestore.sources.registration import add, every, remove
 
 __all__ = [
     "SourceFrame",
     "add",
+    "build_query",
     "check",
     "define_external",
     "every",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from typing import Any
 
 from featurestore.errors import FeatureStoreError
 from featurestore.external.reading import open_snapshot
@@ -51,32 +51,29 @@ def _inspect_tables(session: Session, spec: SourceSpec, snapshot: RenamedSnapsho
     ]
     if not tables:
         problems.append(_describe_missing_tables(spec, snapshot))
-    report = SourceReport(
-        spec.name,
-        spec.kind,
-        snapshot.server,
-        tables,
-        problems=tuple(problems),
-        unread=tuple(snapshot.unread),
-    )
+    server, unread = snapshot.server, tuple(snapshot.unread)
     readable = [table for table in tables if table.readable]
+    sample: dict[str, Any] = {}
     if spec.kind == FOLDER_KIND and readable:
         # Files with the same schema form one table.
         with suppress(FeatureStoreError):
-            return _add_sample(report, spec, snapshot, SourceQuery(), ".")
+            sample = _read_sample(spec, snapshot, SourceQuery(), ".")
+            readable = []
     with ExitStack() as snapshots:
         for table in readable[:_CHECKED_TABLES]:
             query = snapshot.query_of(table)
             try:
-                if report.sampled is None:
-                    report = _add_sample(report, spec, snapshot, query, table.name)
-                else:
+                if sample:
                     read_schema(spec, snapshot, query)
+                else:
+                    sample = _read_sample(spec, snapshot, query, table.name)
             except FeatureStoreError as error:
                 problems.append(_describe_problem(error))
                 # A failed statement ends the transaction of a snapshot.
                 snapshot = snapshots.enter_context(closing(open_snapshot(session, spec)))
-    return replace(report, problems=tuple(problems))
+    return SourceReport(
+        spec.name, spec.kind, server, tables, problems=tuple(problems), unread=unread, **sample
+    )
 
 
 def _describe_missing_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> str:
@@ -90,23 +87,22 @@ def _describe_missing_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> str
     return "The source has no tables, or none that the user may read."
 
 
-def _add_sample(
-    report: SourceReport, spec: SourceSpec, snapshot: RenamedSnapshot, query: SourceQuery, name: str
-) -> SourceReport:
-    """Add the first rows of a table to the report, with the types that the source inferred."""
+def _read_sample(
+    spec: SourceSpec, snapshot: RenamedSnapshot, query: SourceQuery, name: str
+) -> dict[str, Any]:
+    """Return the first rows of a table as fields of a report, and the types of its columns."""
     _, description = read_schema(spec, snapshot, query)
     rows: list[Mapping[str, object]] = []
     for batch in snapshot.read(query):
         rows += batch.slice(0, _SAMPLE_ROWS - len(rows)).to_pylist()
         if len(rows) >= _SAMPLE_ROWS:
             break
-    return replace(
-        report,
-        sampled=name,
-        sample=tuple(rows),
-        dialect=description.get("dialect", {}),
-        columns=description.get("columns", {}),
-    )
+    return {
+        "sampled": name,
+        "sample": tuple(rows),
+        "dialect": description.get("dialect", {}),
+        "columns": description.get("columns", {}),
+    }
 
 
 def _describe_problem(error: FeatureStoreError) -> str:

@@ -87,18 +87,15 @@ def read_source(
     spec = get(session, name)
     strings = options_to_strings(options or {})
     check_folder_options(spec, strings)
-    query = replace(
-        build_query(
-            table=table,
-            sql=sql,
-            path=path,
-            version_or_time=at,
-            has_names=isinstance(at, str) and has_named_versions(session, spec),
-        ),
+    query = build_query(
+        table=table,
+        sql=sql,
+        path=path,
+        version_or_time=at,
+        columns=columns,
         options=strings,
+        has_names=isinstance(at, str) and has_named_versions(session, spec),
     )
-    if columns is not None:
-        query = replace(query, columns=check_columns(columns))
     return SourceFrame(session, spec, query, source_schema(session, spec, query))
 
 
@@ -179,15 +176,7 @@ class SourceFrame(FeatureFrame):
 
 
 def define_external(
-    session: Session,
-    source: str,
-    *,
-    table: str | None,
-    sql: str | None,
-    path: str | None,
-    columns: Sequence[str] | None,
-    rename: Mapping[str, str] | str | None,
-    snapshots: str,
+    session: Session, source: str, query: SourceQuery, *, snapshots: str
 ) -> tuple[ExternalRows, pa.Schema]:
     """Return the definition of an external group's rows, and their current columns.
 
@@ -195,28 +184,14 @@ def define_external(
         SourceNotFound: No source with this name is registered.
         SourceTableNotFound: The table, file or column does not exist.
     """
-    rows, query = build_external_rows(
-        source, table=table, sql=sql, path=path, columns=columns, rename=rename, snapshots=snapshots
-    )
+    rows = external_rows(source, query, snapshots=snapshots)
     return rows, source_schema(session, get(session, source), query)
 
 
-def build_external_rows(
-    source: str,
-    *,
-    table: str | None,
-    sql: str | None,
-    path: str | None,
-    columns: Sequence[str] | None,
-    rename: Mapping[str, str] | str | None,
-    snapshots: str,
-) -> tuple[ExternalRows, SourceQuery]:
-    """Return the definition of an external group's rows, and the query of its columns."""
-    query = build_query(table=table, sql=sql, path=path, rename=rename)
-    rows = ExternalRows(source, table, sql, path, snapshots, query.options.get(RENAME))
-    if columns is not None:
-        query = replace(query, columns=check_columns(columns))
-    return rows, query
+def external_rows(source: str, query: SourceQuery, *, snapshots: str) -> ExternalRows:
+    """Return the definition of the rows that a query selects."""
+    rename = query.options.get(RENAME)
+    return ExternalRows(source, query.table, query.sql, query.path, snapshots, rename)
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
@@ -233,12 +208,15 @@ def build_query(
     sql: str | None = None,
     path: str | None = None,
     version_or_time: int | datetime | str | None = None,
+    columns: Sequence[str] | None = None,
     rename: Mapping[str, str] | str | None = None,
+    options: Mapping[str, str] | None = None,
     has_names: bool = False,
 ) -> SourceQuery:
     """Build a source query from a caller's arguments.
 
-    With ``has_names``, a version or time as text may also be a name, and remains text.
+    With ``has_names``, a version or time as text may also be a name, and remains text. ``options``
+    include ``rename``.
 
     Raises:
         InvalidArgument: More than one of ``table``, ``sql`` and ``path`` is set, or ``at`` is not a
@@ -259,8 +237,9 @@ def build_query(
         version = version_or_time
     elif version_or_time is not None:
         version = parse_version_or_moment(version_or_time, argument="at")
-    options = options_to_strings({RENAME: rename})
-    return SourceQuery(table, sql, path, version, options=options)
+    names = None if columns is None else check_columns(columns)
+    strings = options_to_strings({RENAME: rename}) if options is None else options
+    return SourceQuery(table, sql, path, version, names, options=strings)
 
 
 def source_schema(

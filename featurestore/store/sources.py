@@ -180,11 +180,7 @@ class SourceCalls(StoreBase):
         rows, schema = sources.define_external(
             self._session,
             source,
-            table=table,
-            sql=sql,
-            path=path,
-            columns=columns,
-            rename=rename,
+            sources.build_query(table=table, sql=sql, path=path, columns=columns, rename=rename),
             snapshots=snapshots,
         )
         declared = declare_group(

@@ -30,13 +30,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import progress
-from featurestore.arrow.argument_lines import (
-    BATCH_TO_TABLE,
+from featurestore.arrow.arguments import (
     bare_array_error,
-    hints_for,
+    is_duckdb_relation,
     library_name,
     not_a_dataframe_error,
-    prepare_line,
     row_iterator_line,
 )
 from featurestore.arrow.arrays import (
@@ -55,21 +53,20 @@ from featurestore.arrow.bounds import (
     time_columns,
     variable_size_columns,
 )
-from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.casts import cast_array, decode, is_encoded
-from featurestore.arrow.cells import BOUNDS_AND_SIDE
-from featurestore.arrow.column_lines import detect_language, nanoseconds_line
 from featurestore.arrow.column_names import check_feature_names, to_feature_names
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
 from featurestore.arrow.frames import (
+    check_columns,
+    columns_from_array,
+    columns_from_rows,
     interval_sides,
-    table_from_array,
     table_from_columns,
     table_from_pandas,
     table_from_polars,
-    table_from_rows,
 )
+from featurestore.arrow.hints import cast_hint, exact_cast_hint, rename_hint
 from featurestore.arrow.huggingface_types import dataset_batches
 from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.spark_connect import is_connect_object, open_frame
@@ -85,11 +82,10 @@ from featurestore.arrow.types import (
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     EncodedArrayCheck,
-    Unstorable,
     binary_columns,
     cast_to_storable_types,
+    nanoseconds_hint,
     translate_query_errors,
-    unsupported_column,
 )
 from featurestore.arrow.untyped import adopt_types
 from featurestore.errors import (
@@ -154,7 +150,6 @@ def open_relation(
         yield adopted
         return
     from_arrow = engine.from_arrow  # the engine of a served store has none: no row is read
-    df, _ = peek_language(df)
     reader = to_reader(df, like=like)
     max_bytes = max_cell_bytes()
     long_columns = variable_size_columns(reader.schema, max_bytes=max_bytes)
@@ -164,8 +159,7 @@ def open_relation(
         reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
     relation = from_arrow(reader)
     try:
-        with hints_for_argument(df):
-            yield relation
+        yield relation
     finally:
         engine.release(relation)
 
@@ -177,7 +171,6 @@ class Rows:
     Attributes:
         relation: The rows, with feature types.
         count: The number of rows; None for a possible stream.
-        library: The kind of dataframe, for code in hints.
         is_checked: Whether the ranges of times and the sizes of cells are checked during ingestion.
         plan: The retrieval plan of a frame of the store, as JSON.
         inputs: The lineage inputs of a frame of the store.
@@ -186,7 +179,6 @@ class Rows:
 
     relation: Relation
     count: int | None = None
-    library: str = "pandas"
     is_checked: bool = False
     plan: Mapping[str, Any] | None = None
     inputs: tuple[Mapping[str, Any], ...] = ()
@@ -203,9 +195,8 @@ def open_rows(df: object, *, engine: Engine, like: pa.Schema | None = None) -> I
         frame: Any = df
         plan = None if frame.plan is None else frame.plan.to_json()
         inputs, reads = frame.inputs, frame.reads
-    df, library = peek_language(df)
     with open_relation(df, engine=engine, like=like) as relation:
-        yield Rows(relation, count, library, is_checked, plan, inputs, reads)
+        yield Rows(relation, count, is_checked, plan, inputs, reads)
 
 
 def can_be_native(df: object) -> bool:
@@ -242,7 +233,7 @@ def _adopt(df: object, engine: Engine, like: pa.Schema | None) -> Relation | Non
         return refuse_encoded_arrays(lazy, df, engine=engine, like=like)
     adopted = adopt_native(df, engine=engine, like=like)
     if adopted is not None:
-        _check_names(adopted.schema, language=detect_language(df))
+        _check_names(adopted.schema)
     return adopted
 
 
@@ -257,7 +248,7 @@ def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -
         return None
     check_nesting(adopted.schema)
     new = _select_new_fields(adopted.schema, like)
-    refuse_encoded_bytes(adopted, engine=engine, like=like, language=detect_language(df))
+    refuse_encoded_bytes(adopted, engine=engine, like=like)
     if library_name(df) != "pyspark":
         return adopted
     lists = [field.name for field in new if is_list_of_numbers(field.type)]
@@ -277,15 +268,9 @@ def refuse_encoded_arrays(
     if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
         return relation
     if engine.is_distributed:  # whose rows are files of the cluster, read again at little cost
-        refuse_encoded_bytes(relation, engine=engine, like=like, language=detect_language(df))
+        refuse_encoded_bytes(relation, engine=engine, like=like)
         return relation
-    check = EncodedArrayCheck(names, language=detect_language(df))
-
-    def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-        with hints_for_argument(df):
-            return check(batch)
-
-    return engine.map_batches(relation, checked, schema=relation.schema)
+    return engine.map_batches(relation, EncodedArrayCheck(names), schema=relation.schema)
 
 
 def _select_new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
@@ -308,12 +293,10 @@ def _adopt_shapes(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def refuse_encoded_bytes(
-    relation: Relation, *, engine: Engine, like: pa.Schema | None, language: str
-) -> None:
+def refuse_encoded_bytes(relation: Relation, *, engine: Engine, like: pa.Schema | None) -> None:
     """Refuse re-readable rows if the first values of a new binary column are encoded arrays."""
     names = binary_columns(_select_new_fields(relation.schema, like))
-    check = EncodedArrayCheck(names, language=language)
+    check = EncodedArrayCheck(names)
     if names:
         _check_rows(relation, names, check, engine)
     # The first rows may all be null in a column, which is then checked alone.
@@ -349,12 +332,12 @@ def _detect_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> 
     return replace(relation, schema=pa.schema(fields))
 
 
-def _check_names(schema: pa.Schema, *, language: str) -> None:
+def _check_names(schema: pa.Schema) -> None:
     if not schema.names:
         raise UnsupportedDataframe(
             "The dataframe has no columns.", hint="pass a dataframe with one column per feature"
         )
-    check_feature_names(schema.names, language=language)
+    check_feature_names(schema.names)
 
 
 def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
@@ -362,25 +345,15 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
 
     Arguments are the same as in ``to_relation``.
     """
-    df, language = peek_language(df)
-    with hints_for("", iterated=_iterated_language(df)):
-        reader = open_stream(_untype_empty_columns(df, like), like=like)
-    with hints_for_argument(df):
-        return _convert_reader(reader, df, like, language)
-
-
-def _convert_reader(
-    reader: pa.RecordBatchReader, df: object, like: pa.Schema | None, language: str
-) -> pa.RecordBatchReader:
-    """Return a stream of a dataframe's rows with feature types."""
+    reader = open_stream(_untype_empty_columns(df, like), like=like)
     if progress.is_running():
         progress.begin_phase("read the dataframe", total=count_known_rows(df) or 0)
         reader = pa.RecordBatchReader.from_batches(reader.schema, progress.count_items(reader, len))
-    _check_names(reader.schema, language=language)
-    reader = _refuse_encoded_arrays(reader, df, like, language=language)
+    _check_names(reader.schema)
+    reader = _refuse_encoded_arrays(reader, like)
     if like is None:
         _warn_of_date_strings(df)
-    target = _target_schema(reader.schema, like, language=language)
+    target = _target_schema(reader.schema, like)
     naive = [field.name for field in reader.schema if _contains_naive_time(field.type)]
     if naive:
         listed = ", ".join(map(repr, naive))
@@ -392,52 +365,20 @@ def _convert_reader(
     if time_columns(reader.schema):
         checked = check_batch_times(reader, reader.schema)
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
-    # Some streams are wrapped even if no type changes: their refusals are raised while they are
-    # read.
-    is_checked = language == "duckdb" or isinstance(df, PeekedIterator)
-    if target.equals(reader.schema, check_metadata=True) and not is_checked:
+    # The stream of a DuckDB relation raises refusals while it is read, even if no type changes.
+    if target.equals(reader.schema, check_metadata=True) and not is_duckdb_relation(df):
         return reader
-    batches = _with_hints(_convert_batches(reader, target, language), df)
-    return pa.RecordBatchReader.from_batches(target, batches)
-
-
-@contextmanager
-def hints_for_argument(df: object) -> Iterator[None]:
-    """Change the hint of each error about a column to a line for the dataframe argument.
-
-    An iterator must be the one that ``peek_language`` returns.
-    """
-    preparation = prepare_line(df)
-    if isinstance(df, PeekedIterator):
-        preparation = df.preparation
-    elif isinstance(df, pa.RecordBatchReader):
-        preparation = BATCH_TO_TABLE
-    with hints_for(preparation, iterated=_iterated_language(df)):
-        yield
-
-
-def _iterated_language(df: object) -> str | None:
-    """Return the kind of dataframe that an iterator yields, or None for other arguments."""
-    if isinstance(df, pa.RecordBatchReader):
-        return "pyarrow"
-    return df.language if isinstance(df, PeekedIterator) else None
-
-
-def _with_hints(batches: Iterator[pa.RecordBatch], df: object) -> Iterator[pa.RecordBatch]:
-    with hints_for_argument(df):
-        yield from batches
+    return pa.RecordBatchReader.from_batches(target, _convert_batches(reader, target))
 
 
 def _refuse_encoded_arrays(
-    reader: pa.RecordBatchReader, df: object, like: pa.Schema | None, *, language: str
+    reader: pa.RecordBatchReader, like: pa.Schema | None
 ) -> pa.RecordBatchReader:
     """Return a stream of the same rows, after checking the first rows.
 
     Binary columns in ``like`` are intended.
     """
-    check = EncodedArrayCheck(
-        binary_columns(_select_new_fields(reader.schema, like)), language=language
-    )
+    check = EncodedArrayCheck(binary_columns(_select_new_fields(reader.schema, like)))
     first = next(iter(reader), None) if check.pending_columns else None
     if first is None:
         return reader
@@ -446,7 +387,7 @@ def _refuse_encoded_arrays(
     except UnsupportedType:
         reader.close()  # a database takes no other query before
         raise
-    batches = _with_hints(itertools.chain([first], map(check, reader)), df)
+    batches = itertools.chain([first], map(check, reader))
     return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
@@ -478,44 +419,6 @@ def count_known_rows(df: object) -> int | None:
     return None
 
 
-@dataclass
-class PeekedIterator:
-    """An iterator of dataframes whose first dataframe was already read."""
-
-    frames: Iterator[object]
-    language: str
-    # The statement that creates a dataframe from an item (``argument_lines.prepare_line``).
-    preparation: str
-
-    def __iter__(self) -> Iterator[object]:
-        """Return the iterator itself."""
-        return self
-
-    def __next__(self) -> object:
-        """Return the next dataframe."""
-        return next(self.frames)
-
-
-def peek_language(df: object) -> tuple[object, str]:
-    """Return a dataframe argument, and the kind of dataframe that determines the syntax of hints.
-
-    For an iterator, the first dataframe is read to determine the kind, so the caller has to use the
-    returned iterator.
-
-    >>> peek_language(iter([[{"a": 1}]]))[1]
-    'rows'
-    """
-    # The first dataframe must not be read twice.
-    if isinstance(df, PeekedIterator):
-        return df, df.language
-    if not isinstance(df, Iterator) or hasattr(df, "__arrow_c_stream__"):
-        return df, detect_language(df)
-    first = list(itertools.islice(df, 1))
-    language = detect_language(first[0]) if first else "pandas"
-    preparation = prepare_line(first[0]) if first else ""
-    return PeekedIterator(itertools.chain(first, df), language, preparation), language
-
-
 def _warn_of_date_strings(df: Any) -> None:
     """Warn of pandas columns whose first strings are all dates or times."""
     if not hasattr(df, "columns") or not hasattr(df, "iloc"):
@@ -528,12 +431,10 @@ def _warn_of_date_strings(df: Any) -> None:
             if strings and all(map(_is_date_string, strings)):
                 date_columns.append(name)
     if date_columns:
-        conversion_lines = "; ".join(
-            f"df[{name!r}] = pd.to_datetime(df[{name!r}], utc=True)" for name in date_columns
-        )
+        hint = cast_hint(dict.fromkeys(date_columns, "timestamp"))
         warn_caller(
             "string columns that contain dates are stored as strings: "
-            f"{', '.join(map(repr, date_columns))}; to convert them: {conversion_lines}",
+            f"{', '.join(map(repr, date_columns))}; to convert them: {hint}",
             DataWarning,
         )
 
@@ -568,10 +469,10 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
     }.get(module)
     if opener is not None:
         return opener(df)
-    if module.endswith("duckdb") and hasattr(df, "fetch_arrow_reader"):
+    if is_duckdb_relation(df):
         # DuckDB 1.4 renamed fetch_arrow_reader to to_arrow_reader. Names are checked before the
         # connection has an open result, which would block the caller's next query.
-        check_feature_names(df.columns, language="duckdb")
+        check_feature_names(df.columns)
         rows = cast_to_storable_types(df)
         with translate_query_errors():
             return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(_BATCH_ROWS)
@@ -586,10 +487,9 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
 
 def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
     if isinstance(df, list | tuple):
-        return _reader(table_from_rows(df))
+        return _reader(table_from_columns(columns_from_rows(df)))
     if isinstance(df, Mapping):
-        with hints_for_argument(df):
-            return _reader(table_from_columns(df))
+        return _reader(table_from_columns(check_columns(df)))
     if isinstance(df, Iterator):
         return _from_iterator(df, like)
     raise not_a_dataframe_error(df)
@@ -601,7 +501,6 @@ def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
 def _from_pandas(df: Any) -> pa.RecordBatchReader:
     if not hasattr(df, "columns") and not hasattr(df, "to_frame"):
         raise not_a_dataframe_error(df)
-    frame_hints = hints_for_argument(df)
     if not hasattr(df, "columns"):
         name = "col_0" if getattr(df, "name", None) is None else df.name
         if hasattr(df, "index"):
@@ -619,9 +518,8 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
             "df = df.rename_axis('name').reset_index()",
             DataWarning,
         )
-    with frame_hints:
-        _check_pandas_names(df)
-        return _reader(table_from_pandas(df))
+    _check_pandas_names(df)
+    return _reader(table_from_pandas(df))
 
 
 def has_meaningful_index(df: object) -> bool:
@@ -636,14 +534,22 @@ def has_meaningful_index(df: object) -> bool:
 
 def _check_index_names(df: Any) -> None:
     """Refuse names of the index that are not strings or are also column names."""
-    conflicts: dict[Any, str] = {}
-    for name in df.index.names:
-        if name is not None and (not isinstance(name, str) or name in df.columns):
-            conflicts[name] = f"index_{to_feature_names([name])[0].removeprefix('col_')}"
+    conflicts = [
+        name
+        for name in df.index.names
+        if name is not None and (not isinstance(name, str) or name in df.columns)
+    ]
     if conflicts:
+        names = [
+            f"index_{to_feature_names([name])[0].removeprefix('col_')}"
+            if name in conflicts
+            else name
+            for name in df.index.names
+        ]
         raise InvalidName(
-            f"The index has names that are not strings or are also column names: {listing(conflicts)}.",
-            hint=f"df = df.rename_axis(index={conflicts!r})",
+            "The index has names that are not strings or are also column names: "
+            f"{listing(conflicts)}.",
+            hint=f"df = featurestore.rename(df, {to_feature_names([*names, *df.columns])!r})",
         )
 
 
@@ -653,18 +559,14 @@ def _check_pandas_names(df: Any) -> None:
     if invalid_names:
         raise InvalidName(
             f"Column names must be valid UTF-8 strings; these are not: {', '.join(map(repr, invalid_names[:20]))}.",
-            hint=_format_new_columns(df),
+            hint=rename_hint(list(df.columns), to_feature_names(df.columns)),
         )
     if not df.columns.is_unique:
         raise InvalidName(
             f"Column names must be unique; these are not: "
             f"{listing(df.columns[df.columns.duplicated()].unique())}.",
-            hint=_format_new_columns(df),
+            hint=rename_hint(list(df.columns), to_feature_names(df.columns)),
         )
-
-
-def _format_new_columns(df: Any) -> str:
-    return f"df = df.set_axis({to_feature_names(df.columns)!r}, axis=1)"
 
 
 def _from_polars(df: Any) -> pa.RecordBatchReader:
@@ -680,8 +582,7 @@ def _from_polars(df: Any) -> pa.RecordBatchReader:
 
 
 def _from_numpy(array: Any) -> pa.RecordBatchReader:
-    with hints_for_argument(array):
-        return _reader(table_from_array(array))
+    return _reader(table_from_columns(columns_from_array(array)))
 
 
 def _from_spark(df: Any) -> pa.RecordBatchReader:
@@ -711,7 +612,7 @@ def _from_huggingface(df: Any) -> pa.RecordBatchReader:
 def _from_structs(df: pa.Array | pa.ChunkedArray) -> pa.RecordBatchReader:
     """Return the rows of chunks of structs without nulls, which Arrow streams as a dataframe."""
     if isinstance(df, pa.Array) or df.null_count or not pat.is_struct(df.type):
-        raise bare_array_error(df, "table")
+        raise bare_array_error(df, "df")
     batches = [pa.RecordBatch.from_struct_array(chunk) for chunk in df.chunks]
     schema = pa.schema([df.type.field(index) for index in range(df.type.num_fields)])
     return _reader(pa.Table.from_batches(batches, schema))
@@ -726,7 +627,7 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
     except pa.ArrowInvalid as error:
         # Streams of arrays and of dataframes have the same method.
         if "non-struct type" in str(error):
-            raise bare_array_error(df, "pa.chunked_array(table)") from error
+            raise bare_array_error(df, "pa.chunked_array(df)") from error
         raise UnsupportedDataframe(
             f"pyarrow {pa.__version__} cannot read the Arrow stream of a {type(df).__name__}: "
             f"{error}.",
@@ -746,38 +647,50 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
             "dataframes or record batches.",
             hint=line,
         )
-    first_reader = open_stream(first)
+    first_reader = _open_item(first)
     sides = interval_sides(first)
-    schema, language = _widen_decimals(like, first_reader.schema), detect_language(first)
+    schema = _widen_decimals(like, first_reader.schema)
 
     def batches() -> Iterator[pa.RecordBatch]:
         # Errors name the row, counted over all dataframes.
         row = 0
         for dataframe in itertools.chain([first_reader], chunks):
-            _refuse_other_sides(interval_sides(dataframe), sides, language=language)
-            for batch in open_stream(dataframe):
+            _refuse_other_sides(interval_sides(dataframe), sides, schema)
+            for batch in _open_item(dataframe):
                 if batch.schema != schema:
-                    batch = _cast_batch_to_first(batch, schema, row, language=language)
+                    batch = _cast_batch_to_first(batch, schema, row)
                 row += batch.num_rows
                 yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
+def _open_item(item: Any) -> pa.RecordBatchReader:
+    """Open an item of an iterator; the hints of errors convert all items."""
+    try:
+        return open_stream(item)
+    except FeatureStoreError as error:
+        code, separator, comment = str(error.hint).partition("  # ")
+        expression = code.removeprefix("df = ")
+        if expression != code and not expression.startswith("featurestore."):
+            error.replace_hint(f"df = ({expression} for df in df){separator}{comment}")
+        raise
+
+
 def _refuse_other_sides(
-    sides: Mapping[str, str], sides_before: dict[str, str], *, language: str
+    sides: Mapping[str, str], sides_before: dict[str, str], schema: pa.Schema
 ) -> None:
     """Refuse intervals that are closed on another side than those of earlier dataframes."""
     for name, side in sides.items():
         side_before = sides_before.setdefault(name, side)
         if side != side_before:
-            error = Unstorable(
-                f"holds intervals that are closed on the {side}, and earlier dataframes hold "
-                f"intervals that are closed on the {side_before}",
-                expression=BOUNDS_AND_SIDE,
-                missing="pd.isna({v})",
+            bounds = schema.field(name).type.field(0).type
+            target = pa.struct([("left", bounds), ("right", bounds), ("closed", pa.string())])
+            raise UnsupportedType(
+                f"Column {name!r} holds intervals that are closed on the {side}, and earlier "
+                f"dataframes hold intervals that are closed on the {side_before}.",
+                hint=cast_hint({name: target}),
             )
-            raise unsupported_column(name, error, language=language)
 
 
 def _widen_decimals(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
@@ -795,7 +708,7 @@ def _widen_decimals(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
 
 
 def _cast_batch_to_first(
-    batch: pa.RecordBatch, schema: pa.Schema, rows_before: int, *, language: str
+    batch: pa.RecordBatch, schema: pa.Schema, rows_before: int
 ) -> pa.RecordBatch:
     """Cast a later batch of an iterator to the types of the first dataframe.
 
@@ -814,26 +727,26 @@ def _cast_batch_to_first(
     for field in schema:
         column = batch.column(batch.schema.get_field_index(field.name))
         _refuse_other_shape(column, field, rows_before)
-        columns.append(_cast_to_first(column, field, language=language))
+        columns.append(_cast_to_first(column, field))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
+def _cast_to_first(column: pa.Array, field: pa.Field) -> pa.Array:
     """Cast a later column to the type of the first dataframe, if all values have an equal."""
     # A dataframe without values in a column does not determine its type.
     if pat.is_null(column.type):
         return pa.nulls(len(column), field.type)
     column_type, target_type = feature_schema(
-        pa.schema([(field.name, column.type), ("wanted", field.type)]), language=language
+        pa.schema([(field.name, column.type), ("wanted", field.type)])
     ).types
     if column_type == target_type:
-        return convert_array(column, field.type, name=field.name, language=language)
-    column = convert_array(column, column_type, name=field.name, language=language)
+        return convert_array(column, field.type, name=field.name)
+    column = convert_array(column, column_type, name=field.name)
     problem = (
         f"'{field.name}' is {describe(column_type)} where earlier rows have {describe(target_type)}"
     )
     if not can_fit(column_type, target_type):
-        line = exact_cast_line(language, field.name, column_type, target_type)
+        line = exact_cast_hint(field.name, column_type, target_type)
         raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
     try:
         return convert_array(cast_exactly(column, target_type), field.type, name=field.name)
@@ -861,9 +774,7 @@ def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> 
 # -- types ----------------------------------------------------------------------------------
 
 
-def convert_array(
-    array: pa.Array, dtype: pa.DataType, *, name: str = "", language: str = "pandas"
-) -> pa.Array:
+def convert_array(array: pa.Array, dtype: pa.DataType, *, name: str = "") -> pa.Array:
     """Cast an array to a feature type without loss.
 
     Raises:
@@ -877,7 +788,7 @@ def convert_array(
         array = array.storage
     try:
         if is_encoded(array.type):
-            convert = partial(convert_array, dtype=dtype, name=name, language=language)
+            convert = partial(convert_array, dtype=dtype, name=name)
             return decode(array, convert)
         return cast_array(array, dtype)
     except CONVERSION_ERRORS as error:
@@ -886,17 +797,17 @@ def convert_array(
         # Arrow's messages may have several lines.
         first_line = str(error).partition("\n")[0].rstrip(".")
         problem = f"of type {array.type} cannot be cast to {dtype}: {first_line}"
-        line = "cast the column to that type"
+        hint = "cast the column to that type"
         if pat.is_timestamp(array.type) and array.type.unit == "ns":
             problem = f"{problem} (times are stored in microseconds)"
-            line = nanoseconds_line(language, name)
-        raise unsupported_column(name, Unstorable(problem, line=line), language=language) from error
+            hint = nanoseconds_hint(name)
+        raise UnsupportedType(f"Column {name!r} {problem}.", hint=hint) from error
 
 
-def _target_schema(schema: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
+def _target_schema(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     """Return the feature types of a schema, with the types of ``like`` where values always fit."""
     check_nesting(schema)
-    features = feature_schema(schema, language=language)
+    features = feature_schema(schema)
     if like is None:
         return features
     fields = []
@@ -908,14 +819,12 @@ def _target_schema(schema: pa.Schema, like: pa.Schema | None, *, language: str) 
     return pa.schema(fields)
 
 
-def _convert_batches(
-    reader: pa.RecordBatchReader, target: pa.Schema, language: str
-) -> Iterator[pa.RecordBatch]:
+def _convert_batches(reader: pa.RecordBatchReader, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a stream with feature types; raise the refusals of its query."""
     with translate_query_errors():
         for batch in reader:
             columns = [
-                convert_array(column, field.type, name=field.name, language=language)
+                convert_array(column, field.type, name=field.name)
                 for column, field in zip(batch.columns, target, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=target)

@@ -25,24 +25,13 @@ from featurestore.arrow.types import (
     shaped_type,
 )
 from featurestore.arrow.unstorable import Unstorable, is_missing
-from featurestore.errors import UnsupportedType
 
 Shapes: TypeAlias = dict[str, tuple[int, ...] | None]
 
 # numpy time units that Arrow supports; other units are converted to one of these.
 _ARROW_UNITS = {"s": 1, "ms": 1, "us": 1, "ns": 1, "D": 1}
 _OTHER_UNITS = {"Y": "D", "M": "D", "W": "D", "D": "D", "h": "s", "m": "s"}
-_REFUSED = {
-    "c": ("holds complex numbers, which cannot be stored", "[{v}.real, {v}.imag]"),
-    "m": ("holds durations, which cannot be stored", "int({v}.astype('int64'))"),
-    "V": ("holds numpy records, which cannot be stored", "{v}.tobytes()"),
-}
-# The same for cells that are arrays.
-_REFUSED_CELLS = {
-    "c": "np.stack([{v}.real, {v}.imag], -1).tolist()",
-    "m": "np.where(np.isnat({v}), None, {v}.astype('int64').astype(object)).tolist()",
-    "V": "{v}.tolist()",
-}
+_REFUSED = {"c": "complex numbers", "m": "durations", "V": "numpy records"}
 _DOUBLE_BYTES = 8
 
 UNEQUAL_SHAPES_HINT = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG, .npy)"
@@ -114,16 +103,16 @@ def flatten_items(column: pa.Array) -> pa.Array:
     return column
 
 
-def to_shaped_column(cells: Sequence[Any], *, name: str) -> pa.Array | None:
+def to_shaped_column(cells: Sequence[Any]) -> pa.Array | None:
     """Convert numeric arrays and lists to a column of one shape.
 
     Returns None if items are not numbers or vectors have different lengths.
 
-    >>> str(to_shaped_column([np.array([1, 2]), None, [3, 4]], name="x").type)
+    >>> str(to_shaped_column([np.array([1, 2]), None, [3, 4]]).type)
     'fixed_size_list<item: int64>[2]'
 
     Raises:
-        UnsupportedType: The shapes of multi-dimensional arrays differ; names the rows.
+        Unstorable: The shapes of multi-dimensional arrays differ; names the rows.
     """
     arrays = _index_arrays_by_row(cells)
     if any(array.ndim == 0 for array in arrays.values()):
@@ -131,7 +120,7 @@ def to_shaped_column(cells: Sequence[Any], *, name: str) -> pa.Array | None:
     # Strings, times and masks are converted cell by cell.
     if not all(map(_is_plain, arrays.values())):
         return None
-    shape = _find_common_shape(arrays, name=name)
+    shape = _find_common_shape(arrays)
     if shape is None or 0 in shape:
         return None
     dtypes = {array.dtype for array in arrays.values()}
@@ -200,9 +189,7 @@ def to_plain_array(array: Any) -> Any:
     """
     kind = array.dtype.kind
     if kind in _REFUSED:
-        problem, expression = _REFUSED[kind]
-        missing = "np.isnat({v})" if kind == "m" else ""
-        raise Unstorable(problem, expression=expression, missing=missing)
+        raise Unstorable(f"holds {_REFUSED[kind]}, which cannot be stored")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     # Arrow has no long doubles.
@@ -223,25 +210,16 @@ def to_python_cells(array: Any) -> Any:
         Unstorable: As in ``to_plain_array``; also for times finer than a microsecond or outside the
             years 1 to 9999.
     """
-    if array.dtype.kind in _REFUSED_CELLS:
+    if array.dtype.kind in _REFUSED:
         raise Unstorable(
-            f"holds arrays of {array.dtype} and shape {array.shape}, which cannot be stored",
-            expression=_REFUSED_CELLS[array.dtype.kind],
-            missing="not isinstance({v}, np.ndarray)",
+            f"holds arrays of {array.dtype} and shape {array.shape}, which cannot be stored"
         )
-    try:
-        plain = to_plain_array(array)
-        if plain.dtype.kind != "M":
-            return plain.tolist()
-        # ``tolist`` returns nanoseconds as integers, but microseconds as datetimes.
-        if np.datetime_data(plain.dtype)[0] == "ns":
-            plain = _cast_without_loss(plain, np.dtype("M8[us]"))
-    except Unstorable as error:
-        raise Unstorable(
-            error.problem,
-            expression="[str(item) for item in {v}]",
-            missing="not isinstance({v}, np.ndarray)",
-        ) from error
+    plain = to_plain_array(array)
+    if plain.dtype.kind != "M":
+        return plain.tolist()
+    # ``tolist`` returns nanoseconds as integers, but microseconds as datetimes.
+    if np.datetime_data(plain.dtype)[0] == "ns":
+        plain = _cast_without_loss(plain, np.dtype("M8[us]"))
     flat = plain.ravel().tolist()
     if int in set(map(type, flat)):  # numpy's form of what a datetime cannot hold
         raise Unstorable("holds times outside the years 1 to 9999")
@@ -363,7 +341,7 @@ def _is_plain(array: Any) -> bool:
     return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)
 
 
-def _find_common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
+def _find_common_shape(arrays: Mapping[int, Any]) -> tuple[int, ...] | None:
     """Return the common shape, or None if vectors have different lengths."""
     first = next(iter(arrays))
     shape: tuple[int, ...] = arrays[first].shape
@@ -372,10 +350,10 @@ def _find_common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ..
             continue
         if max(array.ndim, len(shape)) < 2:
             return None
-        raise UnsupportedType(
-            f"The arrays of column {name!r} differ in shape: row {first} has {shape}, "
-            f"row {row} has {array.shape}.",
-            hint=UNEQUAL_SHAPES_HINT,
+        raise Unstorable(
+            f"differ in shape: row {first} has {shape}, row {row} has {array.shape}",
+            subject="The arrays of column",
+            line=UNEQUAL_SHAPES_HINT,
         )
     return shape
 
@@ -384,8 +362,7 @@ def _check_not_rounded(array: Any, rounded: Any, *, row: int) -> None:
     """Refuse integers that the common float type cannot represent."""
     if (rounded.astype(array.dtype) != array).any():
         raise Unstorable(
-            f"mixes arrays of {array.dtype} and of floats, which would round row {row}",
-            expression="{v}.tolist()",
+            f"mixes arrays of {array.dtype} and of floats, which would round row {row}"
         )
 
 
@@ -411,8 +388,7 @@ def _cast_without_loss(array: Any, dtype: Any) -> Any:
         first = np.asarray(array)[np.asarray(differs)][0]
         target_name = "microseconds" if dtype.kind == "M" else str(dtype)
         raise Unstorable(
-            f"holds values of {array.dtype} that {target_name} would round, for example {first}",
-            expression="str({v})",
+            f"holds values of {array.dtype} that {target_name} would round, for example {first}"
         )
     return converted
 

@@ -28,13 +28,7 @@ from featurestore.arrow.arrays import (
     to_shaped_column,
     to_uniform_shape,
 )
-from featurestore.arrow.column_lines import TEXT, preserve_missing
-from featurestore.arrow.unstorable import (
-    Unstorable,
-    missing_condition,
-    surrogates_error,
-    translate_conversion_errors,
-)
+from featurestore.arrow.unstorable import Unstorable, surrogates_error
 
 # Types that Arrow converts without loss if all cells have the same type.
 _PLAIN: tuple[frozenset[Any], ...] = (
@@ -54,22 +48,23 @@ _NUMBERS = {"int", "float"}
 _NUMERIC = {*_NUMBERS, "numpy int", "numpy float", "longdouble"}
 # Combinations of kinds that may share a column.
 _COMPATIBLE_KINDS = (_NUMBERS, {"int", "decimal"}, {"date", "datetime"}, {"list", "array"})
-# Kinds without a feature type, and the expression that preserves a cell's value.
-_UNSUPPORTED = {
-    "complex": "[{v}.real, {v}.imag]",
-    "timedelta": "{v} // datetime.timedelta(microseconds=1)",
-    "pandas Timedelta": "{v}.value",
-    "numpy timedelta64": "None if np.isnat({v}) else int({v}.astype('int64'))",
-    "time": "{v}.isoformat()",
-    "Period": "{v}.to_timestamp()",
-    "Fraction": "[{v}.numerator, {v}.denominator]",
-    "set": "sorted({v})",
-    "Enum": "{v}.value",
-    "numpy void": "{v}.tobytes()",
-    "collection": "list({v})",
-    "object": TEXT,
-}  # fmt: skip
-BOUNDS_AND_SIDE = "{'left': {v}.left, 'right': {v}.right, 'closed': {v}.closed}"
+# Kinds without a feature type.
+_UNSUPPORTED = frozenset(
+    {
+        "complex",
+        "timedelta",
+        "pandas Timedelta",
+        "numpy timedelta64",
+        "time",
+        "Period",
+        "Fraction",
+        "set",
+        "Enum",
+        "numpy void",
+        "collection",
+        "object",
+    }
+)
 _INT64_LIMIT = 2**63
 _SUPPORTED_VALUES = "supported values are numbers, strings, bytes, times, lists, arrays and dicts"
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -103,42 +98,38 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def cells_to_array(
-    cells: Sequence[Any], *, name: str, language: str, nan_is_null: bool = False
-) -> pa.Array:
+def cells_to_array(cells: Sequence[Any], *, nan_is_null: bool = False) -> pa.Array:
     """Convert cells to an Arrow array of equal values; arrays and lists keep their shape.
 
     Args:
         cells: Python objects, one per row.
-        name: The column name, for error messages.
-        language: The kind of dataframe, for hints.
         nan_is_null: Whether NaN represents a missing value, as in pandas.
 
     Raises:
-        UnsupportedType: The cells have incompatible kinds, or cannot be stored.
+        Unstorable: The cells have incompatible kinds, or cannot be stored. Arrow raises one of
+            ``CONVERSION_ERRORS`` for other cells.
 
     >>> noon = dt.datetime(2024, 1, 1, 12)
-    >>> days = cells_to_array([dt.date(2024, 1, 1), noon], name="t", language="rows")
+    >>> days = cells_to_array([dt.date(2024, 1, 1), noon])
     >>> days.to_pylist() == [dt.datetime(2024, 1, 1), noon]
     True
     """
-    with translate_conversion_errors(name, cells, language=language):
-        # The usual case: one pass over the types, and no conversion.
-        if _cell_types(cells) in _PLAIN:
-            return _build_array(cells, nan_is_null=nan_is_null)
-        plain = _unwrap_scalars(cells)
-        kinds = _classify_cells(plain)
-        # Numeric arrays are copied as blocks; conversion to lists would create an object per item.
-        if "array" in kinds and kinds <= {"array", "list"}:
-            column = to_shaped_column(plain, name=name)
-            if column is not None:
-                return column
-        plain = normalize_cells(plain)
-        is_list = _classify_cells(plain) == {"list"}
-        # NaN is a value in a vector, and only a missing cell in a column of numbers.
-        column = _build_array(plain, nan_is_null=nan_is_null and not is_list)
-        shaped = to_uniform_shape(column) if is_list else None
-        return column if shaped is None else shaped
+    # The usual case: one pass over the types, and no conversion.
+    if _cell_types(cells) in _PLAIN:
+        return _build_array(cells, nan_is_null=nan_is_null)
+    plain = _unwrap_scalars(cells)
+    kinds = classify_cells(plain)
+    # Numeric arrays are copied as blocks; conversion to lists would create an object per item.
+    if "array" in kinds and kinds <= {"array", "list"}:
+        column = to_shaped_column(plain)
+        if column is not None:
+            return column
+    plain = normalize_cells(plain)
+    is_list = classify_cells(plain) == {"list"}
+    # NaN is a value in a vector, and only a missing cell in a column of numbers.
+    column = _build_array(plain, nan_is_null=nan_is_null and not is_list)
+    shaped = to_uniform_shape(column) if is_list else None
+    return column if shaped is None else shaped
 
 
 def _build_array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
@@ -164,17 +155,15 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
     if _cell_types(cells) in _PLAIN:
         return _check_plain_cells(cells)
     cells = _unwrap_scalars(cells)
-    kinds = _classify_cells(cells)
-    for kind in kinds:
-        if kind in _UNSUPPORTED:
-            first = _find_first_of_kind(cells, kind)
-            raise Unstorable(
-                f"holds {type(first).__name__} values, which cannot be stored",
-                expression=_UNSUPPORTED[kind],
-                cells=[first],
-                # ``str`` of an arbitrary object would store its memory address.
-                line=None if _has_meaningful_string(first) else _SUPPORTED_VALUES,
-            )
+    kinds = classify_cells(cells)
+    for kind in kinds & _UNSUPPORTED:
+        first = _find_first_of_kind(cells, kind)
+        raise Unstorable(
+            f"holds {type(first).__name__} values, which cannot be stored",
+            cells=[first],
+            # ``str`` of an arbitrary object would store its memory address.
+            line=None if has_meaningful_string(first) else _SUPPORTED_VALUES,
+        )
     if len(kinds) > 1 and not any(kinds <= compatible for compatible in _COMPATIBLE_KINDS):
         raise _mixed_kinds_error(cells, kinds)
     if "datetime" in kinds:
@@ -211,12 +200,17 @@ def _cell_types(cells: Sequence[Any]) -> frozenset[Any]:
     return frozenset(map(type, cells)) - {NoneType}
 
 
-def _classify_cells(cells: Sequence[Any]) -> set[str]:
-    return set(map(_classify_type, _cell_types(cells))) - {"missing"}
+def classify_cells(cells: Sequence[Any]) -> set[str]:
+    """Return the kinds of cells (``classify_type``), without that of missing cells.
+
+    >>> sorted(classify_cells([1, "a", None]))
+    ['int', 'text']
+    """
+    return set(map(classify_type, _cell_types(cells))) - {"missing"}
 
 
 @lru_cache(maxsize=1024)
-def _classify_type(cell_type: Any) -> str:
+def classify_type(cell_type: Any) -> str:
     """Return the kind of a Python type, a name in ``_KINDS`` or a category."""
     # By name, since pandas may not be installed.
     name = cell_type.__name__
@@ -239,12 +233,12 @@ def _classify_type(cell_type: Any) -> str:
 def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert library scalars to Python objects, and missing values to None."""
     types = _cell_types(cells)
-    kinds = _classify_cells(cells)
+    kinds = classify_cells(cells)
     if "Interval" in kinds:
         _check_interval_sides(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
     for cell_type in types:
-        kind = _classify_type(cell_type)
+        kind = classify_type(cell_type)
         if kind in _SIMPLE:
             simple[cell_type] = _SIMPLE[kind]
         elif kind in ("numpy int", "numpy float") and len(types) > 1:
@@ -280,13 +274,11 @@ def _check_interval_sides(cells: Sequence[Any]) -> None:
     firsts: dict[str, Any] = {}
     for cell in cells:
         cell_type: Any = type(cell)
-        if _classify_type(cell_type) == "Interval":
+        if classify_type(cell_type) == "Interval":
             firsts.setdefault(cell.closed, cell)
     if len(firsts) > 1:
         raise Unstorable(
             "holds intervals that are closed on different sides",
-            expression=BOUNDS_AND_SIDE,
-            missing="pd.isna({v})",
             cells=list(firsts.values())[:2],
         )
 
@@ -295,8 +287,7 @@ def _datetime_from_datetime64(cell: Any) -> Any:
     try:
         return to_python_cells(np.array([cell]))[0]
     except Unstorable as error:
-        expression = "None if np.isnat({v}) else str({v})"
-        raise Unstorable(error.problem, expression=expression, cells=[cell]) from error
+        raise Unstorable(error.problem, cells=[cell]) from error
 
 
 def _float_from_longdouble(cell: Any) -> float:
@@ -316,7 +307,7 @@ _SIMPLE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _has_meaningful_string(cell: object) -> bool:
+def has_meaningful_string(cell: object) -> bool:
     """Return whether the string of an object is more than its memory address."""
     return hex(id(cell)) not in str(cell) and not callable(cell)
 
@@ -324,7 +315,7 @@ def _has_meaningful_string(cell: object) -> bool:
 def _find_first_of_kind(cells: Sequence[Any], kind: str) -> Any:
     for cell in cells:
         cell_type: Any = type(cell)
-        if _classify_type(cell_type) == kind:
+        if classify_type(cell_type) == kind:
             return cell
     return None
 
@@ -334,22 +325,14 @@ def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
     firsts: dict[str, Any] = {}
     for cell in cells:
         cell_type: Any = type(cell)
-        kind = _classify_type(cell_type)
+        kind = classify_type(cell_type)
         if kind != "missing" and kind not in firsts:
             firsts[kind] = cell
-    expression = TEXT
-    if kinds == {"text", "bytes"}:
-        expression = "{v}.encode() if isinstance({v}, str) else {v}"
-    elif "list" in kinds and "dict" not in kinds:
-        expression = "{v} if isinstance({v}, list) else [{v}]"
     line = None
     if "array" in kinds:
         line = "use arrays of the same shape in all rows, and None for missing arrays"
     return Unstorable(
-        "holds values of more than one type",
-        expression=expression,
-        cells=list(firsts.values())[:2],
-        line=line,
+        "holds values of more than one type", cells=list(firsts.values())[:2], line=line
     )
 
 
@@ -359,7 +342,7 @@ def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
         # ``pandas.Timestamp`` is a datetime with nanoseconds, which Arrow would drop.
         if getattr(cell, "nanosecond", 0):
             raise Unstorable("has times finer than a microsecond", cells=[cell])
-    if "date" not in _classify_cells(cells):
+    if "date" not in classify_cells(cells):
         return cells
     instants: list[Any] = []
     for cell in cells:
@@ -371,7 +354,7 @@ def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
 
 def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     """Normalize the items of lists; columns of numeric vectors remain arrays."""
-    kinds = _classify_cells(cells)
+    kinds = classify_cells(cells)
     if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
         return cells
     lists = [_to_list(cell) for cell in cells]
@@ -381,11 +364,7 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
         normal = normalize_cells(items)
     except Unstorable as error:
         raise Unstorable(
-            _describe_nested(error.problem, "lists"),
-            expression=f"[{_convert_item(items, error.expression)} for item in {{v}}]",
-            missing=f"not isinstance({{v}}, {'(list, tuple)' if kinds == {'list'} else 'np.ndarray'})",
-            cells=error.cells,
-            line=error.line,
+            _describe_nested(error.problem, "lists"), cells=error.cells, line=error.line
         ) from error
     # ``normalize_cells`` returns its argument if nothing has to change.
     if normal is items:
@@ -406,10 +385,7 @@ def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
     is_changed = False
     for key in keys:
         if not isinstance(key, str):
-            raise Unstorable(
-                f"has dicts whose keys are not strings, for example {key!r}",
-                expression="[{'key': key, 'value': value} for key, value in {v}.items()]",
-            )
+            raise Unstorable(f"has dicts whose keys are not strings, for example {key!r}")
         # A key that a dict lacks is null, as in a struct.
         values = [cell.get(key) for cell in present]
         try:
@@ -417,7 +393,6 @@ def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
         except Unstorable as error:
             raise Unstorable(
                 _describe_nested(error.problem, f"dicts, as {key!r}"),
-                expression=_convert_key(key, values, error.expression),
                 cells=error.cells,
                 line=error.line,
             ) from error
@@ -436,20 +411,6 @@ def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
 
 def _describe_nested(problem: str, container: str) -> str:
     return problem if " inside " in problem else f"{problem}, inside {container}"
-
-
-def _convert_item(items: Sequence[Any], expression: str) -> str:
-    """Return the expression that converts an item of a list."""
-    condition = missing_condition(items) or "{v} is None"
-    return preserve_missing(expression, condition).replace("{v}", "item")
-
-
-def _convert_key(key: str, values: Sequence[Any], expression: str) -> str:
-    """Return the expression that converts the value of one key of a dict."""
-    condition = missing_condition(values) or "{v} is None"
-    missing = condition.replace("{v}", f"{{v}}.get({key!r})")
-    inner = expression.replace("{v}", f"{{v}}[{key!r}]")
-    return f"{{v}} if {missing} else {{**{{v}}, {key!r}: {inner}}}"
 
 
 def _to_list(cell: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from featurestore.arrow.column_lines import rename_line
+from featurestore.arrow.hints import rename_hint
 from featurestore.errors import InvalidName
 
 _FEATURE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -14,11 +14,8 @@ _SNAKE = re.compile(r"(?!__fs_)[a-z_][a-z0-9_]*")
 RESERVED_PREFIX = "__fs_"
 
 
-def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tuple[str, ...]:
+def check_feature_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return ``names`` if each is a valid feature name and none repeats, ignoring case.
-
-    ``language`` is the kind of dataframe that determines the syntax of hints
-    (``column_lines.detect_language``).
 
     Raises:
         InvalidName: Lists every invalid column name and the code that renames them.
@@ -34,7 +31,7 @@ def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tu
             duplicates.append(f"{names_by_lower_case[folded]!r} and {name!r}")
         names_by_lower_case.setdefault(folded, name)
     if invalid_names or duplicates:
-        line = rename_line(language, names, to_feature_names(names))
+        line = rename_hint(names, to_feature_names(names))
     if invalid_names:
         invalid_list = ", ".join(map(repr, dict.fromkeys(invalid_names)))
         raise InvalidName(
@@ -147,3 +144,12 @@ def suggest_feature_name(name: str) -> str:
     if cleaned[0].isdigit():
         return f"f_{cleaned}"
     return cleaned
+
+
+def quoted(name: str) -> str:
+    """Quote a name for SQL.
+
+    >>> quoted("wind speed")
+    '"wind speed"'
+    """
+    return '"{}"'.format(name.replace('"', '""'))

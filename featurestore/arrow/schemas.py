@@ -6,15 +6,14 @@ Avro schemas: https://avro.apache.org/docs/1.12.0/specification/
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.types import MAX_LEVELS, TIMESTAMP
-from featurestore.errors import InvalidJob, UnsupportedType, listing
+from featurestore.arrow.hints import NAMED_TYPES, TIMESTAMP
+from featurestore.errors import InvalidJob
 
 _AVRO_TYPES = {
     "boolean": pa.bool_(),
@@ -36,35 +35,7 @@ _MICROS_PER_TICK = {
 }
 _NANOS = ("timestamp-nanos", "local-timestamp-nanos")
 
-_NAMED_TYPES = (
-    pa.bool_(),
-    pa.int8(),
-    pa.int16(),
-    pa.int32(),
-    pa.int64(),
-    pa.uint8(),
-    pa.uint16(),
-    pa.uint32(),
-    pa.uint64(),
-    pa.float32(),
-    pa.float64(),
-    pa.string(),
-    pa.binary(),
-    pa.date32(),
-    pa.timestamp("us", tz="UTC"),
-    pa.null(),
-)
-_TYPES_BY_NAME = {str(dtype): dtype for dtype in _NAMED_TYPES}
-_DECIMAL_NAME = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
-# Type aliases that users may write.
-_SHORT_NAMES = {
-    "bytes": pa.binary(),
-    "date": pa.date32(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "text": pa.string(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
+_TYPES_BY_NAME = {str(dtype): dtype for dtype in (*NAMED_TYPES, pa.null())}
 
 
 def type_to_json(dtype: pa.DataType) -> Any:
@@ -113,45 +84,6 @@ def schema_to_json(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
 def schema_from_json(data: Sequence[Mapping[str, Any]]) -> pa.Schema:
     """Convert the output of ``schema_to_json`` to a schema."""
     return pa.schema([pa.field(field["name"], type_from_json(field["type"])) for field in data])
-
-
-def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
-    """Parse a type: an Arrow type, or a name such as "timestamp".
-
-    Raises:
-        UnsupportedType: The name is unknown, or lists are nested deeper than ``MAX_LEVELS``.
-
-    >>> parse_type("list<double>", column="scores"), parse_type("timestamp", column="at")
-    (ListType(list<item: double>), TimestampType(timestamp[us, tz=UTC]))
-    """
-    if isinstance(type_or_name, pa.DataType):
-        return type_or_name
-    types_by_name = {**_TYPES_BY_NAME, **_SHORT_NAMES}
-    # A column without a type cannot be declared.
-    del types_by_name["null"]
-    if isinstance(type_or_name, str):
-        text = type_or_name.strip()
-        if text.count("<") > MAX_LEVELS:
-            raise UnsupportedType(
-                f"Column {column!r}: the type is nested deeper than {MAX_LEVELS} levels.",
-                hint="the type 'string' is for JSON text",
-            )
-        if text.startswith("list<") and text.endswith(">"):
-            return pa.list_(pa.field("item", parse_type(text[5:-1], column=column)))
-        if text in types_by_name:
-            return types_by_name[text]
-        decimal_match = _DECIMAL_NAME.fullmatch(text)
-        if (
-            decimal_match is not None
-            and 0 < int(decimal_match[1]) <= 38
-            and int(decimal_match[2]) <= int(decimal_match[1])
-        ):
-            return pa.decimal128(int(decimal_match[1]), int(decimal_match[2]))
-    raise UnsupportedType(
-        f"Column {column!r}: unknown type {type_or_name!r}.",
-        hint=f"use an Arrow type, or one of {listing(sorted(types_by_name), limit=50)}, decimal(38, 10), "
-        "list<...>",
-    )
 
 
 def schema_from_avro(text: str) -> pa.Schema:

@@ -43,13 +43,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.column_lines import type_line
+from featurestore.arrow.hints import MAX_LEVELS, TIMESTAMP, cast_hint
 from featurestore.errors import UnsupportedType
 
 _UNBOUNDED_BYTES = 16
-
-MAX_LEVELS = 16
-TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 # The key of the array shape in Delta's column metadata.
 SHAPE = "featurestore.shape"
@@ -95,31 +92,67 @@ def feature_type(column_type: pa.DataType) -> pa.DataType | None:
     return dtype
 
 
-def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
+def feature_schema(schema: pa.Schema) -> pa.Schema:
     """Convert a schema to feature types; columns of type null are unchanged.
-
-    ``language`` is the kind of dataframe that determines the syntax of hints
-    (``column_lines.detect_language``).
 
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
     """
-    fields, unsupported, cast_lines = [], [], []
+    fields, unsupported, targets = [], [], {}
     for field in schema:
         feature = None if _has_opaque_bytes(field) else _feature_type(field.type)
-        if feature is None:
-            unsupported.append(f"{field.name}: {field.type} ({_suggest_conversion(field.type)})")
-            line = type_line(language, field.name, field.type)
-            if line is not None:
-                cast_lines.append(line)
-        else:
+        if feature is not None:
             fields.append(pa.field(field.name, feature, nullable=True))
+            continue
+        unsupported.append(f"{field.name}: {field.type} ({_suggest_conversion(field.type)})")
+        target = None if _has_opaque_bytes(field) else preserving_type(field.type)
+        if target is not None:
+            targets[field.name] = target
     if unsupported:
         raise UnsupportedType(
             f"These columns have types that cannot be stored: {'; '.join(unsupported)}.",
-            hint="; ".join(cast_lines) or "change the types of these columns",
+            hint=cast_hint(targets) if targets else "change the types of these columns",
         )
     return pa.schema(fields)
+
+
+def preserving_type(column_type: pa.DataType) -> pa.DataType | None:
+    """Return the feature type to which ``featurestore.cast`` casts a column without loss, or None.
+
+    >>> str(preserving_type(pa.map_(pa.string(), pa.duration("s"))))
+    'list<item: struct<key: string, value: int64>>'
+    >>> preserving_type(pa.time32("s")), preserving_type(pa.int8())
+    (DataType(string), DataType(int8))
+    """
+    if getattr(column_type, "extension_name", "") == "pandas.period":
+        return TIMESTAMP
+    if pat.is_null(column_type):
+        return pa.float64()
+    feature = feature_type(column_type)
+    if feature is not None:
+        return feature
+    if pat.is_time(column_type) or pat.is_union(column_type) or pat.is_decimal(column_type):
+        return pa.string()
+    if pat.is_duration(column_type):
+        return pa.int64()
+    if str(column_type) == "month_day_nano_interval":
+        return pa.list_(pa.int64())
+    return _preserving_nested(column_type)
+
+
+def _preserving_nested(column_type: pa.DataType) -> pa.DataType | None:
+    if pat.is_map(column_type):
+        entries = [("key", column_type.key_type), ("value", column_type.item_type)]
+        return preserving_type(pa.list_(pa.struct(entries)))
+    if is_list_type(column_type):
+        item = preserving_type(column_type.value_type)
+        return None if item is None else pa.list_(pa.field("item", item))
+    if not pat.is_struct(column_type):
+        return None
+    types = [(field.name, preserving_type(field.type)) for field in _fields(column_type)]
+    if any(dtype is None for _, dtype in types):
+        return None
+    return feature_type(pa.struct(types))
 
 
 def check_nesting(schema: pa.Schema) -> None:

@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.cast_lines import SQL_TYPES
-from featurestore.arrow.column_lines import quoted, type_line
+from featurestore.arrow.column_names import quoted
+from featurestore.arrow.hints import cast_hint, format_type
 from featurestore.arrow.types import is_list_type, is_nested, is_untyped
 from featurestore.errors import UnsupportedType
 
-# Nulls become numbers, since every engine can cast nulls to numbers.
-_OTHER_SQL_TYPES = {
-    "null": "DOUBLE",
-    "binary": "BLOB",
-    "date32[day]": "DATE",
+# SQL type names of DuckDB. Nulls become numbers, since every engine can cast nulls to numbers.
+_SQL_TYPES = {
+    "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
+    "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT",
+    "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN",
+    "null": "DOUBLE", "binary": "BLOB", "date32[day]": "DATE",
     "timestamp[us, tz=UTC]": "TIMESTAMPTZ",
-}
-_TYPED_LANGUAGES = ("pandas", "polars", "pyarrow", "duckdb", "pyspark")
+}  # fmt: skip
 
 
 def replace_null_types(dtype: pa.DataType, target: pa.DataType) -> pa.DataType:
@@ -113,17 +113,16 @@ def format_schema(schema: pa.Schema) -> str:
     return f"pa.schema([{', '.join(fields)}])"
 
 
-def format_typing_lines(language: str, columns: pa.Schema) -> str | None:
-    """Return the code that types the untyped columns of a dataframe, or None.
+def typing_hint(columns: pa.Schema) -> str:
+    """Return the line that types the untyped columns of a dataframe.
 
-    Rows and columns of Python objects have no types.
+    >>> typing_hint(pa.schema([("a", pa.null()), ("tags", pa.list_(pa.null()))]))
+    "df = featurestore.cast(df, {'a': 'float64', 'tags': 'list<string>'})"
     """
-    lines = []
+    targets = {}
     for field in columns:
-        if not pat.is_null(field.type) or language not in _TYPED_LANGUAGES:
-            return None
-        lines.append(type_line(language, field.name, field.type))
-    return "; ".join(filter(None, lines))
+        targets[field.name] = "float64" if pat.is_null(field.type) else format_type(field.type)
+    return cast_hint(targets)
 
 
 def format_sql_casts(columns: pa.Schema) -> str:
@@ -189,7 +188,7 @@ def _sql_type(dtype: pa.DataType) -> str:
         return f"STRUCT({', '.join(fields_sql)})"
     if pat.is_decimal(dtype):
         return f"DECIMAL({dtype.precision}, {dtype.scale})"
-    return {**SQL_TYPES, **_OTHER_SQL_TYPES}.get(str(dtype), "DOUBLE")
+    return _SQL_TYPES.get(str(dtype), "DOUBLE")
 
 
 def _adopt_struct(dtype: pa.StructType, target: pa.StructType) -> pa.DataType:

@@ -247,7 +247,7 @@ def _has_text_form(dtype: pa.DataType) -> bool:
 def _convert(values: Sequence[Any], dtype: pa.DataType) -> pa.Array | None:
     """Convert values as a write to a column does; return None if a value may not fit."""
     try:
-        array = _cast(cells_to_array(values, name="values", language="rows"), dtype)
+        array = _cast(cells_to_array(values), dtype)
     except (UnsupportedType, InexactValueError, *CONVERSION_ERRORS):
         return None
     # A time of the years 1 to 9999 in another zone may have another year in UTC.

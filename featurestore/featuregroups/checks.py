@@ -27,7 +27,7 @@ from featurestore.arrow.bounds import (
     time_columns,
     variable_size_columns,
 )
-from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, misread_hint
+from featurestore.arrow.hints import can_be_epoch, misread_hint, time_hint
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
@@ -58,12 +58,11 @@ _PEEK_ROWS = 1000
 _NO_ROWS = "no rows"
 
 
-def check_time_types(rows: Relation, times: Sequence[str], *, engine: Engine, library: str) -> None:
+def check_time_types(rows: Relation, times: Sequence[str], *, engine: Engine) -> None:
     """Reject time columns that contain numbers or strings.
 
-    The hint shows code of the dataframe library that converts the values. The unit of numbers and the
-    format of strings are inferred from the first values. ``rows`` may be a stream: it is read only
-    if an error is raised.
+    The hint casts the values. The unit of numbers and the format of strings are inferred from the
+    first values. ``rows`` may be a stream: it is read only if an error is raised.
     """
     for name in times:
         if name not in rows.schema.names:
@@ -76,13 +75,11 @@ def check_time_types(rows: Relation, times: Sequence[str], *, engine: Engine, li
             values = _read_first_values(rows, name, engine=engine)
         raise InvalidArgument(
             f"Time column {name!r} has type {dtype}; times are timestamps or dates.",
-            hint=conversion_hint(name, dtype, values, library=library),
+            hint=time_hint(name, dtype, values),
         )
 
 
-def check_time_numbers(
-    rows: Relation, spec: FeatureGroupSpec, *, engine: Engine, library: str
-) -> None:
+def check_time_numbers(rows: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
     """Reject numbers in time columns of an existing group; the hint shows how to convert them."""
     for name in (spec.event_time, spec.created_time):
         if name is None or name not in rows.schema.names:
@@ -92,7 +89,7 @@ def check_time_numbers(
             values = _read_first_values(rows, name, engine=engine)
             raise SchemaMismatch(
                 f"Time column {name!r} of feature group {spec.name!r} has type {dtype} in these rows.",
-                hint=conversion_hint(name, dtype, values, library=library),
+                hint=time_hint(name, dtype, values),
             )
 
 
@@ -266,7 +263,6 @@ def check_unique_keys(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
                     relation, relation.schema, spec.upsert_key, spec.event_time, spec.name
                 ),
                 engine=engine,
-                library="pandas",
             ),
         )
 
@@ -376,7 +372,7 @@ def warn_about_implausible_times(report: ValidationReport, spec: FeatureGroupSpe
         times = [time for time in sampled_times if isinstance(time, datetime)]
         warn_caller(
             f"feature group {spec.name!r}: {result.message}, so they match every later label; "
-            f"{misread_hint(times)}",
+            f"{misread_hint(str(spec.event_time), times)}",
             SuspiciousTimeWarning,
         )
 

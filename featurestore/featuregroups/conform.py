@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT
-from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit, can_widen, wider_decimal
+from featurestore.arrow.hints import cast_hint, exact_cast_hint
 from featurestore.arrow.types import array_shape, describe, is_nested
-from featurestore.arrow.untyped import format_typing_lines, refuse_untyped
+from featurestore.arrow.untyped import refuse_untyped, typing_hint
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.featuregroups.schema_change import widen_for_value
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -109,7 +109,6 @@ def check_columns(
     spec: FeatureGroupSpec,
     *,
     schema_change: str | None,
-    library: str = "pandas",
 ) -> list[pa.Field]:
     """Return the new columns of a batch; only ``schema_change="add"`` allows new columns.
 
@@ -139,16 +138,13 @@ def check_columns(
         raise SchemaMismatch(
             f"The rows do not fit {_group_title(spec)}: {'; '.join(problems)}.",
             hint=_columns_hint(
-                problems, _cast_lines(batch_schema, column_types, library), only_new=only_new
+                problems, _cast_hints(batch_schema, column_types), only_new=only_new
             ),
         )
     refuse_untyped(
         pa.schema(new_columns),
         subject="The dataframe",
-        hint=lambda columns: (
-            format_typing_lines(library, columns)
-            or f"omit {listing(columns.names)} until a row has a value"
-        ),
+        hint=typing_hint,
     )
     # Existing rows have null in new columns.
     return [field.with_nullable(True) for field in new_columns]
@@ -171,11 +167,9 @@ def _column_problems(batch_schema: pa.Schema, column_types: Mapping[str, pa.Data
     return problems
 
 
-def _cast_lines(
-    batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType], library: str
-) -> list[str]:
-    """Return lines of code that cast the columns with incompatible types."""
-    lines = []
+def _cast_hints(batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType]) -> list[str]:
+    """Return advice for the columns with incompatible types: one line casts all that it can."""
+    targets, lines = {}, []
     for field in batch_schema:
         column_type = column_types.get(field.name)
         if column_type is None or can_fit(field.type, column_type):
@@ -188,10 +182,9 @@ def _cast_lines(
                 else f"use arrays of shape {array_shape(column_type)}"
             )
             continue
-        line = exact_cast_line(library, field.name, field.type, column_type)
-        if line is not None:
-            lines.append(line)
-    return lines
+        if exact_cast_hint(field.name, field.type, column_type) is not None:
+            targets[field.name] = column_type
+    return [cast_hint(targets), *lines] if targets else lines
 
 
 def _group_title(spec: FeatureGroupSpec) -> str:

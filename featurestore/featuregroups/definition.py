@@ -296,20 +296,20 @@ def format_value(value: object) -> str:
 
 
 def convert_relation(
-    rows: Relation, declared: DeclaredTypes, *, name: str, engine: Engine, library: str
+    rows: Relation, declared: DeclaredTypes, *, name: str, engine: Engine
 ) -> Relation:
     """Convert rows to the declared types; reading raises an error if a value does not fit."""
-    schema = declared.schema(rows.schema, library=library)
+    schema = declared.schema(rows.schema)
     if schema == rows.schema:
         return rows
     return engine.map_batches(rows, _type_converter(schema, name), schema=schema)
 
 
 def convert_reader(
-    rows: pa.RecordBatchReader, declared: DeclaredTypes, *, name: str, library: str
+    rows: pa.RecordBatchReader, declared: DeclaredTypes, *, name: str
 ) -> pa.RecordBatchReader:
     """Convert a stream to the declared types."""
-    schema = declared.schema(rows.schema, library=library)
+    schema = declared.schema(rows.schema)
     if schema == rows.schema:
         return rows
     converter = _type_converter(schema, name)

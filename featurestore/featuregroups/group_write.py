@@ -157,12 +157,10 @@ class GroupWrite:
 
     def define(self) -> FeatureGroupSpec:
         """Convert the rows to the declared types, and return the definition of the new group."""
-        options, engine, library = self._request.options, self._session.engine, self._rows.library
+        options, engine = self._request.options, self._session.engine
         name, batch_schema = self._request.name, self._rows.relation.schema
-        relation = convert_relation(
-            self._rows.relation, options.types, name=name, engine=engine, library=library
-        )
-        checks.check_time_types(relation, options.times, engine=engine, library=library)
+        relation = convert_relation(self._rows.relation, options.types, name=name, engine=engine)
+        checks.check_time_types(relation, options.times, engine=engine)
         self.spec = build_spec(
             options, name=name, version=self._run.version, schema=relation.schema
         )
@@ -177,8 +175,7 @@ class GroupWrite:
             SchemaMismatch: Columns are missing or unknown, or have incompatible types; lists all.
         """
         relation, engine, request = self._rows.relation, self._session.engine, self._request
-        library = self._rows.library
-        checks.check_time_numbers(relation, self.spec, engine=engine, library=library)
+        checks.check_time_numbers(relation, self.spec, engine=engine)
         if request.schema_change == "add":
             relation, self.spec = schema_change.widen_spec_for_rows(
                 relation, self.spec, engine=engine, run=self._run, is_staged=request.staged
@@ -187,9 +184,7 @@ class GroupWrite:
         batch_schema = pa.schema(
             [field for field in relation.schema if field.name not in record_columns.names]
         )
-        self._added = check_columns(
-            batch_schema, self.spec, schema_change=request.schema_change, library=library
-        )
+        self._added = check_columns(batch_schema, self.spec, schema_change=request.schema_change)
         self.spec = self.spec.with_columns(self._added)
         schema = pa.schema([*self.spec.schema, *record_columns])
         # Conversions that can fail for single values are evaluated while the rows are read.
@@ -299,7 +294,6 @@ class GroupWrite:
             mode=self._operation,
             directory=self._run.rows,
             run_id=self._run.run_id,
-            library=self._rows.library,
         )
         self._relation, self._report = outcome.good, outcome.report
         self._quarantined, self._is_unique = outcome.quarantined, outcome.unique

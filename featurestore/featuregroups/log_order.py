@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.column_names import quoted
 from featurestore.featuregroups.record_queries import (
     OFFSET,
     PARTITION,

@@ -234,7 +234,6 @@ def audit_rows(
     mode: str,
     directory: str,
     run_id: str,
-    library: str,
 ) -> AuditOutcome:
     """Audit the staged rows of a write, warn about implausible times, and return the outcome.
 
@@ -251,7 +250,6 @@ def audit_rows(
         event_time_tolerance=spec.event_time_tolerance,
         directory=os.path.join(directory, "parted"),
         run_id=run_id,
-        library=library,
         open_feature=ComparedFeatures(
             session, spec, with_stored_rows=mode not in ("create", "overwrite")
         ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.column_names import quoted
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec

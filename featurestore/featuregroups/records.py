@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.column_names import quoted
 from featurestore.featuregroups.log_order import find_replaced_rows
 from featurestore.featuregroups.record_queries import (
     OFFSET,

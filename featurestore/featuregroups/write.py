@@ -24,7 +24,7 @@ from featurestore.featuregroups.group_write import GroupWrite
 from featurestore.featuregroups.table import find_existing, next_version, open_group, open_stored
 from featurestore.featuregroups.write_request import WriteRequest
 from featurestore.featuregroups.writers import warn_of_writers
-from featurestore.ingest import count_known_rows, peek_language, schema_of
+from featurestore.ingest import count_known_rows, schema_of
 from featurestore.model.arguments import check_version, warn_caller
 from featurestore.model.feature_view import incompatible_features
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -141,9 +141,8 @@ def get_or_create(session: Session, df: object, request: WriteRequest) -> Featur
             if _wait_for_creator(session, name, number):
                 return get_or_create(session, df, request)
     stored_spec = open_group(session, name, version).spec
-    df, language = peek_language(df)
     batch_schema = schema_of(df, engine=session.engine, like=stored_spec.schema)
-    batch_schema = request.options.types.schema(batch_schema, library=language)
+    batch_schema = request.options.types.schema(batch_schema)
     check_same_definition(request.options, stored_spec, batch_schema=batch_schema)
     return stored_spec
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore import usersql
-from featurestore.arrow.argument_lines import library_name
+from featurestore.arrow.arguments import library_name
 from featurestore.arrow.fitting import can_widen
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import adopt_types
@@ -269,7 +269,7 @@ def _stage_and_check(
     if any(each.kind == "source" for each in run.inputs):
         # A group without rows may be the result of an empty window: its schema proves nothing.
         like = run.group.spec.schema if run.group is not None and run.group.state.rows else None
-        refuse_encoded_bytes(staged, engine=engine, like=like, language="pyarrow")
+        refuse_encoded_bytes(staged, engine=engine, like=like)
     bounds = _read_time_bounds(run, staged, folder)
     if bounds.nulls:
         raise RowsOutsideWindow(f"Job {spec.name!r}: {bounds.nulls:,} rows have no {column!r}.")

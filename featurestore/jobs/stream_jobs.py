@@ -18,7 +18,7 @@ from featurestore.arrow.column_names import (
     snake_case_names,
     suggest_renames,
 )
-from featurestore.arrow.schemas import parse_type
+from featurestore.arrow.hints import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema
 from featurestore.arrow.untyped import format_dtypes, refuse_untyped
 from featurestore.errors import InvalidJob, did_you_mean, listing

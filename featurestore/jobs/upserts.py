@@ -18,7 +18,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.column_lines import quoted
+from featurestore.arrow.column_names import quoted
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, SourceChanged, listing
 from featurestore.featuregroups import WriteRequest, create

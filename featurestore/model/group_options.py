@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.fitting import can_fit
-from featurestore.arrow.schemas import parse_type
+from featurestore.arrow.hints import exact_cast_hint, parse_type
 from featurestore.arrow.types import feature_type, is_nested
 from featurestore.errors import InvalidArgument, UnsupportedType, did_you_mean, listing
 from featurestore.model.featuregroup import ExternalRows
@@ -32,7 +31,7 @@ class DeclaredTypes:
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
     decimal: pa.DataType | None = None
 
-    def schema(self, batch_schema: pa.Schema, *, library: str) -> pa.Schema:
+    def schema(self, batch_schema: pa.Schema) -> pa.Schema:
         """Return the schema of a dataframe with the declared types applied.
 
         Raises:
@@ -51,7 +50,7 @@ class DeclaredTypes:
             if column_type is None:
                 column_type = self._replace_decimals(batch_field.type)
             if not can_fit(batch_field.type, column_type):
-                line = exact_cast_line(library, batch_field.name, batch_field.type, column_type)
+                line = exact_cast_hint(batch_field.name, batch_field.type, column_type)
                 raise InvalidArgument(
                     f"Column {batch_field.name!r} is {batch_field.type}, which dtypes= does not "
                     f"convert to {column_type}: values are never parsed or rounded.",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_hint
+from featurestore.arrow.hints import PLAUSIBLE_START, misread_hint
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import format_duration, format_ttl, from_micros, to_micros
@@ -166,7 +166,7 @@ def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> I
     if event_bounds is not None and event_bounds[1] < PLAUSIBLE_START:
         yield (
             f"the event times are from {format_cell(event_bounds[0])} to {format_cell(event_bounds[1])}: "
-            f"{misread_hint(event_bounds)}"
+            f"{misread_hint(str(join.event_time), event_bounds)}"
         )
     times = label_times(plan, labels)
     known_times = times[times != NEVER]
@@ -178,7 +178,7 @@ def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> I
         time_bounds = [from_micros(int(known_times.min())), from_micros(int(known_times.max()))]
         yield (
             f"the label times are from {format_cell(time_bounds[0])} to {format_cell(time_bounds[1])}: "
-            f"{misread_hint(time_bounds)}"
+            f"{misread_hint(plan.left_time, time_bounds)}"
         )
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore import ingest, usersql
-from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_hint
+from featurestore import usersql
 from featurestore.arrow.column_names import check_feature_names
+from featurestore.arrow.hints import PLAUSIBLE_START, misread_hint
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
 from featurestore.arrow.values import to_scalar
@@ -117,14 +117,10 @@ def _plan(
     def types(label_schema: pa.Schema) -> dict[str, pa.DataType]:
         return {**label_types, **features.join_column_types(label_schema, request)}
 
-    labels = request.labels
-    if not isinstance(labels, FeatureFrame):
-        labels, _ = ingest.peek_language(labels)
-    with ingest.hints_for_argument(labels):
-        label_input = open_labels(
-            session, labels, versions=request.versions, pins=pins, types=types
-        )
-        plan = _plan_with_labels(features, request, label_input.labels, pins=pins)
+    label_input = open_labels(
+        session, request.labels, versions=request.versions, pins=pins, types=types
+    )
+    plan = _plan_with_labels(features, request, label_input.labels, pins=pins)
     plan = _add_on_demand(plan, features)
     _warn_of_early_times(label_input.labels, plan)
     return plan, label_input
@@ -152,7 +148,7 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
     if len(early_times):
         warn_caller(
             f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels are "
-            f"before 1980; {misread_hint(early_times[:5].to_pylist())}",
+            f"before 1980; {misread_hint(plan.left_time, early_times[:5].to_pylist())}",
             SuspiciousTimeWarning,
         )
 

@@ -6,7 +6,7 @@ engine, which are not converted to Arrow, are checked here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
+from featurestore.arrow.arguments import library_name
 from featurestore.arrow.bounds import find_out_of_range, out_of_range_error, time_columns
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.fitting import can_fit
@@ -83,11 +84,10 @@ def open_labels(
         refuse_times_out_of_range(adopted, engine=session.engine)
         relation = typed_relation(session.engine, adopted, typed_schema(adopted.schema, types))
         peek = partial(_first_rows, session, relation)
-        label_side = LabelSide(relation.schema, peek=peek, library=ingest.peek_language(labels)[1])
+        label_side = LabelSide(relation.schema, peek=peek)
         return LabelInput(label_side, lambda: relation)
-    labels, language = ingest.peek_language(labels)
     table = ingest.to_reader(labels).read_all()
-    return _from_memory(session, typed_table(table, types, language), library=language)
+    return _from_memory(session, typed_table(table, types, labels))
 
 
 def _from_frame(frame: FeatureFrame, types: TypesFor) -> LabelInput:
@@ -113,7 +113,7 @@ def _first_rows(session: Session, relation: Relation) -> pa.Table:
     return stream.read_all()
 
 
-def _from_memory(session: Session, table: pa.Table, *, library: str) -> LabelInput:
+def _from_memory(session: Session, table: pa.Table) -> LabelInput:
     """Open an Arrow table as labels, numbered so that their order is preserved."""
     _check_names(table.schema)
     row_numbers = pa.array(np.arange(table.num_rows, dtype=np.int64))
@@ -128,7 +128,6 @@ def _from_memory(session: Session, table: pa.Table, *, library: str) -> LabelInp
         ordered=True,
         rows=table.num_rows,
         peek=partial(table.slice, 0, _PEEK_ROWS),
-        library=library,
     )
     return LabelInput(label_side, relation)
 
@@ -159,13 +158,18 @@ def typed_relation(engine: Engine, relation: Relation, schema: pa.Schema) -> Rel
     return engine.map_batches(relation, cast, schema=schema)
 
 
-def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
-    """Cast the columns without values to the types of their join partners."""
-    # pandas assigns a floating-point type to columns without values.
+def typed_table(table: pa.Table, types: TypesFor, labels: object) -> pa.Table:
+    """Cast the columns without values to the types of their join partners.
+
+    ``table`` has the rows of ``labels``.
+    """
+    # pandas assigns a floating-point type to columns without values; an iterator may yield such
+    # dataframes.
+    may_be_pandas = library_name(labels) == "pandas" or isinstance(labels, Iterator)
     blank = [
         field.name
         for field in table.schema
-        if library == "pandas"
+        if may_be_pandas
         and pat.is_float64(field.type)
         and table.column(field.name).null_count == table.num_rows
     ]

@@ -10,8 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, infer_epoch_unit
-from featurestore.arrow.time_lines import detect_number_form
+from featurestore.arrow.hints import (
+    can_be_epoch,
+    detect_number_form,
+    infer_epoch_unit,
+    time_hint,
+)
 from featurestore.errors import (
     ColumnConflict,
     FeatureNotFound,
@@ -33,8 +37,8 @@ class LabelSide:
     """The left side of a retrieval.
 
     ``source`` is set for a group, and ``plan`` for the result of another retrieval; ``time`` is
-    their time column. ``ordered`` preserves the row order. ``peek``, which returns the first rows,
-    and the dataframe library ``library`` are used only for hints.
+    their time column. ``ordered`` preserves the row order. ``peek``
+    returns the first rows of a dataframe, for hints; it is None for rows of the store.
     """
 
     schema: pa.Schema
@@ -44,7 +48,6 @@ class LabelSide:
     ordered: bool = False
     rows: int | None = None
     peek: Callable[[], pa.Table] | None = None
-    library: str = "pandas"
 
     def time_hint(self, column: str) -> str:
         """Return a code hint that converts a column of numbers or strings to times."""
@@ -53,12 +56,7 @@ class LabelSide:
         # The first rows are only read to infer the unit of numbers or the format of strings.
         if (can_be_epoch(kind) or pat.is_string(kind)) and self.peek is not None:
             values = self.peek().column(column).to_pylist()
-        return conversion_hint(column, kind, values, library=self.library)
-
-    @property
-    def dataframe_library(self) -> str | None:
-        """The library of the caller's dataframe; None for rows of the store."""
-        return None if self.peek is None else self.library
+        return time_hint(column, kind, values)
 
     @property
     def dataframe_columns(self) -> tuple[str, ...]:
@@ -181,7 +179,7 @@ def _plan(
             label_schema=labels.schema,
             join_key=keys_by_group[group],
             groups=specs,
-            library=labels.dataframe_library,
+            peek=labels.peek,
         )
         join = _join(source(group), group_features, column_pairs=column_pairs)
         joins.append(join)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.cast_lines import key_line
+from featurestore.arrow.conversions import Target, cast_values
+from featurestore.arrow.hints import cast_hint
 from featurestore.arrow.types import can_be_key, is_exact
 from featurestore.arrow.values import ConversionError, to_value
 from featurestore.errors import (
@@ -21,6 +22,7 @@ from featurestore.errors import (
     InvalidArgument,
     InvalidReference,
     NoJoinKey,
+    SchemaMismatch,
     did_you_mean,
     find_similar_names,
     listing,
@@ -342,13 +344,13 @@ def key_pairs(
     label_schema: pa.Schema,
     join_key: Keys | None,
     groups: Sequence[FeatureGroupSpec] = (),
-    library: str | None = None,
+    peek: Callable[[], pa.Table] | None = None,
 ) -> Pairs:
     """Return a (label column, key column) pair for every primary-key column of a group.
 
     A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
-    all joined groups, whose keys the error lists. ``library`` is the dataframe library of the
-    labels (``column_lines.detect_language``), which determines the code in the hint; None for a group.
+    all joined groups, whose keys the error lists. ``peek`` returns the
+    first labels, for the hint; it is None if the labels are rows of the store.
 
     Raises:
         NoJoinKey: A key column has no label column, or their types are not comparable.
@@ -374,7 +376,7 @@ def key_pairs(
                 f"{listing(label_schema.names, limit=30)}. {describe_keys(groups or [spec])}.",
                 hint=f"join_key={{{spec.name!r}: {{{left_column!r}: {key!r}}}}}",
             )
-        _check_comparable(spec, key=key, label_field=label_schema.field(column), library=library)
+        _check_comparable(spec, key=key, label_field=label_schema.field(column), peek=peek)
         column_pairs.append((column, key))
     return tuple(column_pairs)
 
@@ -504,7 +506,7 @@ def _joinable_columns(spec: FeatureGroupSpec) -> Sequence[str]:
 
 
 def _check_comparable(
-    spec: FeatureGroupSpec, *, key: str, label_field: pa.Field, library: str | None
+    spec: FeatureGroupSpec, *, key: str, label_field: pa.Field, peek: Callable[[], pa.Table] | None
 ) -> None:
     """Raise NoJoinKey if a label column cannot be compared with a key column."""
     key_type = spec.schema.field(key).type
@@ -515,11 +517,19 @@ def _check_comparable(
         )
     if are_comparable(label_field.type, key_type):
         return
-    conversion_line = None
-    if library is not None:
-        conversion_line = key_line(library, label_field.name, label_field.type, key_type)
     raise NoJoinKey(
         f"The key {key!r} of feature group {spec.name!r} is {key_type}, but the left column "
         f"{label_field.name!r} is {label_field.type}.",
-        hint=conversion_line or f"convert the column {label_field.name!r} to {key_type} first",
+        hint=_key_hint(label_field.name, key_type, peek),
     )
+
+
+def _key_hint(column: str, key_type: pa.DataType, peek: Callable[[], pa.Table] | None) -> str:
+    """Return the line that casts the labels; keys without an equal in the group match no row."""
+    if peek is None:
+        return f"convert the column {column!r} to {key_type} first"
+    try:
+        cast_values(peek()[column], Target(key_type), name=column)
+    except SchemaMismatch:
+        return cast_hint({column: key_type}, inexact="null")
+    return cast_hint({column: key_type})

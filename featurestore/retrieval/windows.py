@@ -129,7 +129,7 @@ def _matched_columns(
 ) -> Pairs:
     """Return the columns to match: those of ``key=``, or else the key columns among the labels."""
     spec = matched_spec(feature, window)
-    find_pairs = partial(key_pairs, label_schema=labels.schema, library=labels.dataframe_library)
+    find_pairs = partial(key_pairs, label_schema=labels.schema, peek=labels.peek)
     if window.key is not None:
         return find_pairs(spec, join_key=_keys_of_group(spec, join_key))
     matched_pairs: list[tuple[str, str]] = []

@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from featurestore import usersql
 from featurestore.arrow.bounds import contains_times
-from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.frames import array_from_values
 from featurestore.arrow.types import feature_schema, is_exact
 from featurestore.arrow.unstorable import is_missing
 from featurestore.arrow.values import ConversionError, Convert, from_json, value_converter
@@ -434,7 +434,7 @@ def infer_type(values: Sequence[Any], *, name: str) -> pa.DataType:
 
     It is the type that the same values have in the labels of ``view.get_features``.
     """
-    inferred = cells_to_array(values, name=name, language="rows").type
+    inferred = array_from_values(values, name=name).type
     return feature_schema(pa.schema([(name, inferred)])).field(0).type
 
 

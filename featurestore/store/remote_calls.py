@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore import ingest
-from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.frames import array_from_values
 from featurestore.arrow.lists import to_plain_lists
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.unstorable import is_missing
@@ -104,11 +104,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
         inputs = input_texts(options.pop("inputs", ()), df, location=self._session.location)
         options["inputs"] = inputs
         path = f"/featuregroups/{check_name(name)}"
-        # Declared types are applied before the rows are sent, so that hints contain code for the
-        # caller's library.
-        df, language = ingest.peek_language(df)
-        with ingest.hints_for_argument(df):
-            rows = convert_reader(ingest.to_reader(df), types, name=name, library=language)
+        # Declared types are applied before the rows are sent.
+        rows = convert_reader(ingest.to_reader(df), types, name=name)
         record = client_of(self._session).send(path, options, rows)
         for text in record.get("notices", ()):
             notify(text)
@@ -281,7 +278,7 @@ def _entity_to_json(value: Any) -> Any:
     if isinstance(value, list | tuple | np.ndarray):
         return [_entity_to_json(item) for item in value]
     if isinstance(value, np.generic | pa.Scalar | bytearray | memoryview):
-        (cell,) = cells_to_array([value], name="entity", language="rows").to_pylist()
+        (cell,) = array_from_values([value], name="entity").to_pylist()
         return _entity_to_json(cell)
     if isinstance(value, datetime | date):
         return value.isoformat()

@@ -19,7 +19,7 @@ from typing import Any
 
 from featurestore import progress as calls
 from featurestore.errors import WriteConflict
-from featurestore.ingest import hints_for_argument, open_relation, peek_language
+from featurestore.ingest import open_relation
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit, MissingLabels
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source
@@ -35,7 +35,6 @@ from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import check_source_files, pin_sources
 from featurestore.registry import artifacts
 from featurestore.registry.training_datasets import KIND
-from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files, storage_for
 from featurestore.storage.failures import warn_after_publication
@@ -94,13 +93,8 @@ def create(
     ``FeatureStore.create_training_dataset`` describes the request.
     """
     check_name(training.name, noun="training dataset")
-    # A frame does not know the dataframe library of its labels, so assume the most frequent one.
-    language = "pandas"
-    if not isinstance(data, FeatureFrame):
-        data, language = peek_language(data)
-    with hints_for_argument(data):
-        rows = export_data(session, data)
-        refuse_untyped_columns(rows.schema, language=language)
+    rows = export_data(session, data)
+    refuse_untyped_columns(rows.schema)
     request = check_request(
         training, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
     )
@@ -181,7 +175,7 @@ def export(
         nulls: Counter[str] = sum((Counter(split.nulls) for split in splits), Counter())
         data.warn_of_nulls(sum(plan.rows), nulls)
     missing_labels = _count_missing_labels(rows, splits, unlabeled)
-    check_labels(request, splits, missing_labels, language=data.language)
+    check_labels(request, splits, missing_labels, is_frame=data.is_frame)
     irreproducible = None
     if audited is not None and audited.quarantined is not None:
         _write_quarantined(engine, audited.quarantined, directory=directory)
@@ -315,10 +309,9 @@ def infer_record_schema(session: Session, df: object) -> dict[str, Any]:
         UnsupportedType: TFRecord does not support a column type; the message lists all columns.
     """
     tfrecord = find_format("tfrecord")
-    df, language = peek_language(df)
     with open_relation(df, engine=session.engine) as rows:
         schema = rows.schema
-        refuse_untyped_columns(schema, language=language)
+        refuse_untyped_columns(schema)
         tfrecord.check(schema, compression=None)
         profiles = session.engine.aggregate(rows, ProfileAccumulator(tuple(schema.names)))
     layout = tfrecord.layout(schema, profiles, compression=None, block_rows=DEFAULT_BLOCK_ROWS)

@@ -115,7 +115,6 @@ def audit(
     event_time_tolerance: timedelta = timedelta(0),
     directory: str | None = None,
     run_id: str | None = None,
-    library: str = "pandas",
     open_feature: OpenFeature | None = None,
 ) -> AuditOutcome:
     """Audit staged rows before they become visible.
@@ -137,7 +136,6 @@ def audit(
         event_time_tolerance: How far event times may be in the future.
         directory: A directory to stage marked rows; None marks rows again at each read.
         run_id: The id of the run that writes the rows, for the report.
-        library: The dataframe library of the rows, for code in hints.
         open_feature: Opens the features of other groups that expectations name. It must exist
             until the good rows are read, unless marked rows are staged.
 
@@ -196,7 +194,7 @@ def audit(
         )
         failures = _select_rejecting(report, mode=mode, row_failures=failed)
         if failures:
-            raise _rejection(audit_plan, report, failures, library=library)
+            raise _rejection(audit_plan, report, failures)
         work.report = report
     unique = None
     if subject.key:
@@ -397,8 +395,6 @@ def _rejection(
     audit_plan: _AuditPlan,
     report: ValidationReport,
     failures: Sequence[ExpectationResult],
-    *,
-    library: str,
 ) -> ValidationFailed:
     """Return the error for failed checks, with the counts and sample rows of each check."""
     lines = [
@@ -416,7 +412,7 @@ def _rejection(
         rows = DuplicateRows(
             audit_plan.relation, subject.schema, subject.key, subject.event_time, name
         )
-        hint = duplicate_keys_hint(rows, engine=audit_plan.engine, library=library)
+        hint = duplicate_keys_hint(rows, engine=audit_plan.engine)
         return DuplicateKeys(message, report=report, hint=hint)
     hint = (
         "fix the rows, or validation='quarantine' writes the valid rows and quarantines the others "

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.arrow.cast_lines import PLAUSIBLE_START
+from featurestore.arrow.hints import PLAUSIBLE_START
 from featurestore.arrow.values import to_scalar
 from featurestore.errors import FeatureStoreError, InvalidExpectation
 from featurestore.model.featuregroup import FeatureGroupSpec

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow.types as pat
 
-from featurestore.arrow.column_lines import deduplicate_line
 from featurestore.arrow.types import can_be_key
 
 if TYPE_CHECKING:
@@ -53,17 +52,18 @@ class DuplicateRows:
         return pat.is_timestamp(dtype) or pat.is_date(dtype)
 
 
-def duplicate_keys_hint(rows: DuplicateRows, *, engine: Engine, library: str) -> str:
+def duplicate_keys_hint(rows: DuplicateRows, *, engine: Engine) -> str:
     """Return the hint for duplicate keys.
 
     Args:
         rows: The rows and the definition.
         engine: The engine of the rows, which must be readable more than once.
-        library: The kind of dataframe that determines the syntax (``column_lines.detect_language``).
     """
     dropping_line = "on_duplicates='last' keeps the last row of each key"
     if rows.name is None:  # creation has no such argument
-        dropping_line = deduplicate_line(library, rows.key)
+        dropping_line = (
+            f"pass one row of each key, as df.drop_duplicates({list(rows.key)!r}) of pandas does"
+        )
     row_values = _count_distinct(rows, rows.schema.names, engine=engine)
     if row_values == _count_distinct(rows, rows.key, engine=engine):
         return f"{dropping_line}; all rows of a key are equal"

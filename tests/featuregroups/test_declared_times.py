@@ -5,21 +5,22 @@ Times of 1970 are warned about; a time is no part of a key.
 
 from __future__ import annotations
 
-import datetime as datetime_module
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 
-from featurestore.arrow.cast_lines import conversion_hint, infer_epoch_unit, misread_hint
+from featurestore.arrow.hints import infer_epoch_unit, misread_hint, time_hint
 from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired, SchemaMismatch
 from featurestore.ingest import to_reader
 from featurestore.jobs import sql_job
 from featurestore.model.times import SuspiciousTimeWarning
+from tests.ingest.pasting import pasted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 NOW = datetime(2021, 4, 15, 13, 5, 6, tzinfo=UTC)
+LIBRARIES: dict[str, Callable[[pa.Table], Any]] = {
+    "pandas": lambda table: table.to_pandas(),
+    "polars": pl.from_arrow,
+    "pyarrow": lambda table: table,
+    "duckdb": lambda table: duckdb.connect().from_arrow(table),
+    "rows": lambda table: table.to_pylist(),
+    "columns": lambda table: table.to_pydict(),
+}
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -39,38 +48,15 @@ def numbers(unit: str) -> pa.Table:
 def test_numeric_time_hint_converts_correctly(
     empty_store: FeatureStore, subtests: pytest.Subtests
 ) -> None:
-    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    # The library and the variable name of its dataframes in hints.
-    libraries: dict[str, tuple[str, Callable[[pa.Table], Any]]] = {
-        "pandas": ("df", lambda table: table.to_pandas()),
-        "polars": ("df", pl.from_arrow),
-        "pyarrow": ("table", lambda table: table),
-        "duckdb": ("rows", lambda table: duckdb.connect().from_arrow(table)),
-        "rows": ("rows", lambda table: table.to_pylist()),
-        "columns": ("columns", lambda table: table.to_pydict()),
-    }
     keys = {"primary_key": "id", "event_time": "ts"}
-    for unit, (library, (variable, convert)) in product(PER_SECOND, libraries.items()):
+    for unit, (library, convert) in product(PER_SECOND, LIBRARIES.items()):
         with subtests.test(f"{library}, {unit}"):
-            df = convert(numbers(unit))
-            group_name = f"{library}_{unit}"
+            df, group_name = convert(numbers(unit)), f"{library}_{unit}"
             with pytest.raises(InvalidArgument) as refused:
                 empty_store.create_featuregroup(df, group_name, **keys)
-            names = {variable: df, "pd": pd, "pl": pl, "pa": pa, "datetime": datetime_module}
-            exec(str(refused.value.hint), names)
-            group = empty_store.create_featuregroup(names[variable], group_name, **keys)
+            df = pasted(df, str(refused.value.hint))
+            group = empty_store.create_featuregroup(df, group_name, **keys)
             assert min(group.read().to_arrow()["ts"].to_pylist()) == NOW
-
-
-def test_numeric_time_hint_uses_spark_functions_for_spark(
-    spark: SparkSession, tmp_path: Any
-) -> None:
-    import featurestore
-
-    store = featurestore.connect(tmp_path, engine="spark")
-    df = spark.createDataFrame(numbers("ms").to_pylist())
-    with pytest.raises(InvalidArgument, match=r"withColumn\('ts', F.timestamp_millis\('ts'\)\)"):
-        store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
 
 
 def day(*numbers: int) -> datetime:
@@ -97,64 +83,34 @@ WRITTEN_DATES: list[tuple[list[Any], list[datetime | None], str]] = [
 ]  # fmt: skip
 
 
-def test_written_date_hint_keeps_every_time(
-    empty_store: FeatureStore, subtests: pytest.Subtests
-) -> None:
-    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    libraries: dict[str, tuple[str, Callable[[pa.Table], Any]]] = {
-        "pandas": ("df", lambda table: table.to_pandas()),
-        "polars": ("df", pl.from_arrow),
-        "pyarrow": ("table", lambda table: table),
-        "duckdb": ("rows", lambda table: duckdb.connect().from_arrow(table)),
-        "rows": ("rows", lambda table: table.to_pylist()),
-        "columns": ("columns", lambda table: table.to_pydict()),
-    }
-    for (values, times, words), (library, (variable, convert)) in product(
-        WRITTEN_DATES, libraries.items()
-    ):
+def test_written_date_hint_keeps_every_time(subtests: pytest.Subtests) -> None:
+    for (values, times, words), (library, convert) in product(WRITTEN_DATES, LIBRARIES.items()):
         with subtests.test(f"{library}, {values}"):
-            df = convert(pa.table({"ts": values}))
-            hint = conversion_hint(
-                "ts", pa.table({"ts": values})["ts"].type, values, library=library
-            )
+            table = pa.table({"ts": values})
+            hint = time_hint("ts", table["ts"].type, values)
             assert words in hint
-            names = {variable: df, "pd": pd, "pl": pl, "pa": pa, "datetime": datetime_module}
-            exec(hint, names)
-            converted = to_reader(names[variable]).read_all()["ts"].to_pylist()
-            assert [time and time.replace(tzinfo=time.tzinfo or UTC) for time in converted] == times
+            df = pasted(convert(table), hint)
+            assert to_reader(df).read_all()["ts"].to_pylist() == times
 
 
 def test_written_date_hint_works_on_spark(spark: SparkSession, subtests: pytest.Subtests) -> None:
-    from pyspark.sql import functions
-
     for values, times, words in WRITTEN_DATES:
         with subtests.test(f"{values}"):
-            kind = pa.table({"ts": values})["ts"].type
-            hint = conversion_hint("ts", kind, values, library="pyspark")
-            assert not words.startswith("#") or words in hint
-            names = {
-                "df": spark.createDataFrame([(value,) for value in values], ["ts"]),
-                "F": functions,
-            }
-            exec(hint, names)
-            micros = functions.unix_micros(functions.col("ts").cast("timestamp"))
-            rows = names["df"].select(micros.alias("ts")).collect()
-            zero = datetime(1970, 1, 1, tzinfo=UTC)
-            actual = [
-                None if row.ts is None else zero + timedelta(microseconds=row.ts) for row in rows
-            ]
-            assert actual == times
+            hint = time_hint("ts", pa.table({"ts": values})["ts"].type, values)
+            assert words in hint
+            df = pasted(spark.createDataFrame([(value,) for value in values], ["ts"]), hint)
+            assert to_reader(df).read_all()["ts"].to_pylist() == times
 
 
 def test_declared_text_days_are_refused_with_format(empty_store: FeatureStore) -> None:
     rows = pa.table({"id": [1], "ts": ["13/02/2024"], "x": [1.0]}).to_pandas()
-    with pytest.raises(InvalidArgument, match=r"format='%d/%m/%Y', utc=True"):
+    with pytest.raises(InvalidArgument, match=r"timestamp\[%d/%m/%Y\]"):
         empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
     times = pa.array([NOW], pa.timestamp("us", tz="UTC"))
     empty_store.create_featuregroup(
         pa.table({"id": [1], "ts": times, "x": [1.0]}), "g", primary_key="id", event_time="ts"
     )
-    with pytest.raises(LabelTimeRequired, match=r"format='%d/%m/%Y', utc=True"):
+    with pytest.raises(LabelTimeRequired, match=r"timestamp\[%d/%m/%Y\]"):
         empty_store.get_features("g.x", labels=rows[["id", "ts"]], label_time="ts")
     labels = pa.table({"id": [1], "at": [20240213]}).to_pandas()
     with pytest.raises(LabelTimeRequired, match=r"assumed: days as YYYYMMDD"):
@@ -164,20 +120,20 @@ def test_declared_text_days_are_refused_with_format(empty_store: FeatureStore) -
 def test_numeric_time_hint_for_unknown_numbers_requests_unit() -> None:
     assert infer_epoch_unit([20240131]) is None
     for numbers in ([20240230], [5], [1.5, 2024]):
-        assert "otherwise 'ms' or 'us'" in conversion_hint("day", pa.float64(), numbers)
-    assert "unit" not in conversion_hint("day", pa.string(), [])
+        assert "otherwise 'ms' or 'us'" in time_hint("day", pa.float64(), numbers)
+    assert "unit" not in time_hint("day", pa.string(), [])
 
 
 def test_days_read_as_epoch_numbers_warn_with_format(subtests: pytest.Subtests) -> None:
-    hints = {19970101: "format='%Y%m%d'", 2024: "format='%Y'", 45292: "origin='1899-12-30'"}
+    hints = {19970101: "timestamp[YYYYMMDD]", 2024: "timestamp[YYYY]", 45292: "timestamp[Excel]"}
     for (number, words), unit in product(hints.items(), ("s", "ms", "us")):
         with subtests.test(f"{number} {unit}"):
             time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
                 microseconds=number * 10**6 / PER_SECOND[unit]
             )
-            hint = misread_hint([time])
+            hint = misread_hint("day", [time])
             assert words in hint
-            assert "unit='s'" not in hint
+            assert "timestamp[s]" not in hint
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
@@ -198,9 +154,9 @@ def test_numeric_label_time_raises_with_unit(empty_store: FeatureStore) -> None:
     rows = numbers("s").set_column(1, "ts", times)
     empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
     labels = numbers("ms").select(["id", "ts"]).rename_columns(["id", "at"]).to_pandas()
-    with pytest.raises(LabelTimeRequired, match="unit='ms'"):
+    with pytest.raises(LabelTimeRequired, match=r"timestamp\[ms\]"):
         empty_store.get_features("g.x", labels=labels, label_time="at")
-    with pytest.raises(LabelTimeRequired, match=r"'at' looks like numbers(.|\n)*unit='ms'"):
+    with pytest.raises(LabelTimeRequired, match=r"'at' looks like numbers(.|\n)*timestamp\[ms\]"):
         empty_store.get_features("g.x", labels=labels)
     old = pa.table({"id": [1], "at": pa.array([1618491906], pa.timestamp("us", tz="UTC"))})
     with pytest.warns(SuspiciousTimeWarning, match="1 of the first 1 labels are before 1980"):
@@ -211,7 +167,7 @@ def test_insert_numeric_event_time_raises_with_unit(empty_store: FeatureStore) -
     times = pa.array([NOW] * 3, pa.timestamp("us", tz="UTC"))
     rows = numbers("s").set_column(1, "ts", times)
     empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
-    with pytest.raises(SchemaMismatch, match=r"pd.to_datetime\(df\['ts'\], unit='ms', utc=True\)"):
+    with pytest.raises(SchemaMismatch, match=r"cast\(df, \{'ts': 'timestamp\[ms\]'\}\)"):
         empty_store.insert_into_featuregroup(numbers("ms").to_pandas(), "g")
 
 

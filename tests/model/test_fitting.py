@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import math
 from decimal import Decimal, localcontext
-from itertools import product
 from typing import Any
 
-import duckdb
 import numpy as np
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from featurestore.arrow.cast_lines import cast_line, exact_cast_line
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly, cast_label_keys
 from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, shaped_type
-from featurestore.ingest import to_reader
 
 INTEGERS = [
     pa.int8(),
@@ -185,150 +177,6 @@ def test_can_fit_other_kind_is_false(subtests: pytest.Subtests) -> None:
     ):
         with subtests.test(source=source, target=target):
             assert not can_fit(source, target)
-
-
-def frame_of(library: str, values: pa.Array) -> Any:
-    table = pa.table({"n": values})
-    if library == "polars":
-        return pl.from_arrow(table)
-    if library == "duckdb":
-        return duckdb.connect().from_arrow(table)
-    if library == "rows":
-        return table.to_pylist()
-    if library == "tuples":
-        return [(value,) for value in values.to_pylist()]
-    if library in ("columns", "pyarrow"):
-        return table.to_pydict() if library == "columns" else table
-    return table.to_pandas()
-
-
-def pasted(library: str, values: pa.Array, line: str) -> pa.Array:
-    """Return the column after a user has run the hint."""
-    frame = frame_of(library, values)
-    name = NAMES[library]
-    namespace = {name: frame, "pd": pd, "pl": pl, "np": np, "pa": pa, "datetime": datetime}
-    namespace["decimal"] = decimal
-    exec(line, namespace)
-    column = to_reader(namespace[name]).read_all().column(0)
-    return pa.concat_arrays(column.chunks)
-
-
-NAMES = {"duckdb": "rows", "rows": "rows", "columns": "columns", "pyarrow": "table"}
-NAMES |= {"pandas": "df", "polars": "df", "tuples": "rows"}
-INFINITE = float("inf")
-NOON = datetime.datetime(2024, 1, 31, 12, tzinfo=datetime.UTC)
-CASTS = {
-    "rounds": (pa.array([1.0, 2.6, None]), pa.int64(), [1, 3, None]),
-    "infinite": (pa.array([1.0, INFINITE, -INFINITE]), pa.int64(), [1, None, None]),
-    "at the end": (pa.array([127.0, 127.6, 2.0**63]), pa.int8(), [127, None, None]),
-    "above 64 bits": (pa.array([1.0, 2.0**63]), pa.int64(), [1, None]),
-    "out of range": (pa.array([1, 2**40]), pa.int32(), [1, None]),
-    "signs": (pa.array([1, -1]), pa.uint64(), [1, None]),
-    "shorter floats": (pa.array([0.1]), pa.float32(), [np.float32(0.1).item()]),
-    "texts to floats": (pa.array(["1.5", "x", None]), pa.float64(), [1.5, None, None]),
-    "texts to integers": (pa.array(["15", "x"]), pa.int64(), [15, None]),
-    "to text": (pa.array([1, 2]), pa.string(), ["1", "2"]),
-    "flags to integers": (pa.array([True, None]), pa.int64(), [1, None]),
-    "flags to floats": (pa.array([True, False]), pa.float64(), [1.0, 0.0]),
-    "floats to flags": (pa.array([0.0, 1.0, 2.0]), pa.bool_(), [False, True, None]),
-    "integers to flags": (pa.array([0, 1, 2]), pa.bool_(), [False, True, None]),
-    "days to times": (pa.array([NOON.date(), None]), TIMESTAMP, [NOON.replace(hour=0), None]),
-    "texts to times": (pa.array(["2024-01-31T12:00:00+00:00"]), TIMESTAMP, [NOON]),
-}
-
-
-def test_cast_line_returns_code_whose_values_fit(subtests: pytest.Subtests) -> None:
-    for library, case in product(NAMES, CASTS):
-        with subtests.test(library=library, case=case):
-            values, target, expected = CASTS[case]
-            column = "col_0" if library == "tuples" else "n"
-            line = cast_line(library, column, values.type, target)
-            assert line is not None
-            assert cast_exactly(pasted(library, values, line), target).to_pylist() == expected
-
-
-@pytest.mark.parametrize("library", NAMES)
-@given(
-    value=st.decimals(
-        min_value=-(10**9), max_value=10**9, places=4, allow_nan=False, allow_infinity=False
-    ),
-    target=st.sampled_from([*EXACT, pa.string(), pa.decimal128(18, 6)]),
-    as_text=st.booleans(),
-)
-def test_cast_line_decimals_keep_every_value(
-    library: str, value: Decimal, target: pa.DataType, as_text: bool
-) -> None:
-    source = pa.array([str(value) if as_text else value, None])
-    column = "col_0" if library == "tuples" else "n"
-    line = cast_line(library, column, source.type, target)
-    if line is None or (as_text and pa.types.is_integer(target)):
-        return  # texts that are not integers become null
-    assert [Decimal(str(cell)) for cell in pasted(library, source, line).to_pylist()[:1]] == [value]
-
-
-# Values, the type of the column, and the values that the column has; None if one has no equal.
-EXACT_CASTS: dict[str, tuple[pa.Array, pa.DataType, list[Any] | None]] = {
-    "texts of integers": (
-        pa.array(["15", None, "9007199254740993"]), pa.int64(), [15, None, 2**53 + 1]
-    ),
-    "words": (pa.array(["15", "x"]), pa.int64(), None),
-    "fractions in texts": (pa.array(["15", "1.5"]), pa.int64(), None),
-    "out of range": (pa.array(["300"]), pa.int8(), None),
-    "texts of floats": (pa.array(["1.5", None, "1e300"]), pa.float64(), [1.5, None, 1e300]),
-    "words for floats": (pa.array(["1.5", "x"]), pa.float64(), None),
-    "flags": (pa.array([0, 1, None]), pa.bool_(), [False, True, None]),
-    "integers that are no flags": (pa.array([0, 2]), pa.bool_(), None),
-    "float flags": (pa.array([0.0, 1.0]), pa.bool_(), [False, True]),
-    "floats that are no flags": (pa.array([0.5]), pa.bool_(), None),
-    "numbers as text": (pa.array([1, 2]), pa.string(), ["1", "2"]),
-}  # fmt: skip
-
-
-def test_exact_cast_line_keeps_all_values_or_fails(subtests: pytest.Subtests) -> None:
-    for library, case in product(NAMES, EXACT_CASTS):
-        with subtests.test(library=library, case=case):
-            values, target, expected = EXACT_CASTS[case]
-            line = exact_cast_line(
-                library, "col_0" if library == "tuples" else "n", values.type, target
-            )
-            assert line is not None
-            try:
-                result = cast_exactly(pasted(library, values, line), target).to_pylist()
-            except Exception:  # each library has its own error
-                result = None
-            assert result == expected
-
-
-def test_exact_cast_line_works_on_spark(spark: Any, subtests: pytest.Subtests) -> None:
-    from pyspark.sql import functions
-
-    for mode, (case, (values, target, expected)) in product(("true", "false"), EXACT_CASTS.items()):
-        with subtests.test(ansi=mode, case=case):
-            spark.conf.set("spark.sql.ansi.enabled", mode)
-            line = exact_cast_line("pyspark", "n", values.type, target)
-            names = {"df": spark.createDataFrame(pa.table({"n": values})), "F": functions}
-            exec(str(line), names)
-            try:
-                result = [row.n for row in names["df"].collect()]
-            except Exception:  # raised by one of several classes of Spark
-                result = None
-            finally:
-                spark.conf.unset("spark.sql.ansi.enabled")
-            assert result == expected
-
-
-@given(st.sampled_from(list(NAMES)), st.sampled_from(INTEGERS + FLOATS), st.sampled_from(INTEGERS))
-def test_exact_cast_line_never_converts_between_numbers(
-    library: str, source: pa.DataType, target: pa.DataType
-) -> None:
-    assert exact_cast_line(library, "n", source, target) is None
-    assert exact_cast_line(library, "n", pa.list_(source, 2), pa.list_(target, 2)) is None
-
-
-def test_cast_line_arrays_casts_each_cell() -> None:
-    line = cast_line("pandas", "n", pa.list_(pa.float64(), 2), pa.list_(pa.float32(), 2))
-    actual = pasted("pandas", pa.array([[0.1, 0.2]]), str(line))
-    assert actual.type == pa.list_(pa.float32(), 2)
 
 
 def test_values_of_a_dictionary_without_rows_need_not_fit() -> None:

@@ -119,7 +119,7 @@ def cast_to_features(
     native: duckdb.DuckDBPyRelation, arrow_schema: pa.Schema, types: Sequence[str]
 ) -> Relation:
     """Cast the columns of a native relation to feature types; ``types`` are their DuckDB types."""
-    schema = feature_schema(arrow_schema, language="duckdb")
+    schema = feature_schema(arrow_schema)
     warn_about_naive_times(arrow_schema)
     columns = []
     for column, native_type in zip(schema, types, strict=True):

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.float32 import rounds_to_infinity
+from featurestore.arrow.frames import array_from_values
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import describe, feature_schema, innermost_type, with_innermost_type
@@ -289,7 +289,7 @@ def _to_feature_array(values: NumpyArray) -> pa.Array:
         values = values.astype(np.float32)
     try:
         if values.dtype == object:
-            array = cells_to_array(values.tolist(), name=PREDICTION, language="rows")
+            array = array_from_values(values.tolist(), name=PREDICTION)
         else:
             array = pa.array(values)
         dtype = feature_schema(pa.schema([(PREDICTION, array.type)])).field(0).type

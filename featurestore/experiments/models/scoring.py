@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from featurestore.arrow.argument_lines import library_name
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import TIMESTAMP
@@ -216,7 +215,7 @@ def _to_readable_frame(
         schema = typed_schema(adopted.schema, lambda _: types)
         return FeatureFrame(session, typed_relation(session.engine, adopted, schema))
     # Read everything, since a stream of batches can be read only once.
-    table = typed_table(to_reader(labels).read_all(), lambda _: types, library_name(labels))
+    table = typed_table(to_reader(labels).read_all(), lambda _: types, labels)
 
     def relation() -> Relation:
         return to_relation(table, engine=session.engine)

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow.column_names import check_feature_names
-from featurestore.arrow.untyped import format_sql_casts, format_typing_lines, refuse_untyped
+from featurestore.arrow.untyped import refuse_untyped, typing_hint
 from featurestore.errors import InvalidArgument, InvalidExpectation, did_you_mean, listing
 from featurestore.external import LiveSource, find_live_sources, take_snapshot
 from featurestore.external.groups import get_external_rows
-from featurestore.ingest import peek_language, to_relation
+from featurestore.ingest import to_relation
 from featurestore.model import display
 from featurestore.model.featuregroup import VALIDATION_POLICIES, check_tags, normalize_tags
 from featurestore.model.manifest import DROP, MISSING_LABELS
@@ -261,7 +261,7 @@ class ExportData:
 
     ``dropped_rows`` computes from the row count how many label rows inner joins dropped; it is None
     without such a join. ``warn_of_nulls`` receives the row count and the null count of each column.
-    ``language`` is the dataframe library, None for a FeatureFrame.
+    ``is_frame`` is False for a dataframe of another library.
     """
 
     relation: Callable[[], Relation]
@@ -272,7 +272,7 @@ class ExportData:
     roles: RoleRequest = field(default_factory=RoleRequest)
     dropped_rows: Callable[[int], int | None] | None = None
     warn_of_nulls: Callable[[int, Mapping[str, int]], None] | None = None
-    language: str | None = None
+    is_frame: bool = True
 
     @property
     def sources(self) -> list[Source]:
@@ -307,9 +307,6 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
     """
     if isinstance(data, FeatureFrame) and data.plan is not None:
         return _planned_data(data, data.plan, reads)
-    language = None
-    if not isinstance(data, FeatureFrame):
-        data, language = peek_language(data)
     relation = to_relation(data, engine=session.engine)
     # A stream can be read once only, so its times are checked while it is exported.
     if not relation.single_use and not isinstance(data, FeatureFrame):
@@ -319,21 +316,17 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
         reason = "the data was read from a source without a stored snapshot"
         reads = data.reads
     provenance = RowProvenance(irreproducible=reason, reads=reads)
-    return ExportData(lambda: relation, relation.schema, provenance, language=language)
+    is_frame = isinstance(data, FeatureFrame)
+    return ExportData(lambda: relation, relation.schema, provenance, is_frame=is_frame)
 
 
-def refuse_untyped_columns(schema: pa.Schema, *, language: str) -> None:
+def refuse_untyped_columns(schema: pa.Schema) -> None:
     """Refuse columns without a type, which no format supports.
 
     Raises:
-        UnsupportedType: Columns have no type. The hint casts them by the dataframe library.
+        UnsupportedType: Columns have no type. The hint casts them.
     """
-
-    def casts(columns: pa.Schema) -> str:
-        lines = format_typing_lines(language, columns)
-        return lines or f"cast the columns in SQL: {format_sql_casts(columns)}"
-
-    refuse_untyped(schema, subject="The training dataset", hint=casts)
+    refuse_untyped(schema, subject="The training dataset", hint=typing_hint)
 
 
 def pin_external_groups(session: Session, data: object) -> tuple[object, list[SourceRead]]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.hints import parse_type
 from featurestore.arrow.json_text import JsonError, parse_json
-from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.text_values import TextRules, check_format
 from featurestore.arrow.types import feature_type
 from featurestore.errors import (

@@ -1,0 +1,686 @@
+"""Casts of columns of any library to a feature type, exactly or as the caller allows.
+
+``cast_values`` is the rule of ``featurestore.cast``: Arrow arrays are cast as arrays, and objects
+that Arrow cannot represent (UUIDs, sets, complex numbers, mixed values) one by one. A value without
+an equal in the type is an error that names the row, unless ``inexact`` rounds it or makes it null.
+``suggest_type`` returns the type that preserves the values of a column that cannot be stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.arrow.arrays import from_tensors
+from featurestore.arrow.casts import cast_array, decode, is_encoded
+from featurestore.arrow.cells import (
+    cells_to_array,
+    classify_cells,
+    classify_type,
+    has_meaningful_string,
+    interval_side,
+)
+from featurestore.arrow.columns import convert_values, python_cells
+from featurestore.arrow.exact_casts import cast_exactly
+from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.hints import (
+    PER_SECOND,
+    TIMESTAMP,
+    cast_hint,
+    format_type,
+    parse_type,
+)
+from featurestore.arrow.json_text import short_repr
+from featurestore.arrow.text_values import TextRules, check_format, format_decimals, parse_texts
+from featurestore.arrow.types import (
+    feature_type,
+    is_exact,
+    is_list_type,
+    is_nested,
+    is_tensor,
+)
+from featurestore.arrow.unstorable import (
+    CONVERSION_ERRORS,
+    decode_array,
+    is_encoded_array,
+    is_missing,
+    nanoseconds_hint,
+)
+from featurestore.arrow.values import from_text, to_array
+from featurestore.errors import InvalidArgument, SchemaMismatch, UnsupportedType
+
+Inexact = Literal["error", "round", "null"]
+Cast = Callable[[pa.Array], pa.Array]
+INEXACT = ("error", "round", "null")
+
+_FORM = re.compile(r"timestamp\[(s|ms|us|ns|YYYYMMDD|YYYY|Excel|.*%.*)\]")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EXCEL_EPOCH_DAYS = 25_569
+_DAY_MICROS = 86_400_000_000
+# Whole floats up to this limit are written without a fraction, as Arrow writes them.
+_WHOLE_LIMIT = 1e15
+_LISTS = {"list", "array", "set", "collection", "Arrow array"}
+_DURATIONS = {"timedelta", "pandas Timedelta", "numpy timedelta64"}
+_TIMES = {"date", "datetime", "datetime64"}
+_NUMBERS = {"int", "float", "numpy int", "numpy float", "longdouble"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The type of a cast, the form of the times in numbers or strings, and the rule for other values."""
+
+    dtype: pa.DataType
+    form: str = ""
+    inexact: Inexact = "error"
+
+    @property
+    def text(self) -> str:
+        """The target in the language of ``featurestore.cast``."""
+        return f"timestamp[{self.form}]" if self.form else format_type(self.dtype)
+
+
+def parse_target(target: object, *, column: str, inexact: str = "error") -> Target:
+    """Parse a target of ``featurestore.cast``: a type as in ``dtypes=``, or a form of times.
+
+    >>> parse_target("timestamp[YYYYMMDD]", column="day").form
+    'YYYYMMDD'
+
+    Raises:
+        UnsupportedType: The type is unknown, or is not a feature type.
+        InvalidArgument: The format or ``inexact`` is invalid.
+    """
+    if inexact not in INEXACT:
+        raise InvalidArgument(
+            f"inexact={inexact!r} is not one of {', '.join(map(repr, INEXACT))}.",
+            hint="inexact='round' rounds numbers and cuts times, 'null' omits values",
+        )
+    rule: Any = inexact
+    form = _FORM.fullmatch(target.strip()) if isinstance(target, str) else None
+    if form is not None:
+        if "%" in form[1]:
+            try:
+                check_format(form[1])
+            except ValueError as error:
+                raise InvalidArgument(
+                    f"Column {column!r}: {error}.", hint="timestamp[%d/%m/%Y]"
+                ) from error
+        return Target(TIMESTAMP, form[1], rule)
+    dtype = feature_type(parse_type(target, column=column))
+    if dtype is None:
+        raise UnsupportedType(
+            f"Column {column!r}: {target} is not a type of features.",
+            hint="use a type that a column can have, such as 'string' or 'int64'",
+        )
+    return Target(dtype, "", rule)
+
+
+def cast_values(
+    values: Any, target: Target, *, name: str, rows_before: int = 0
+) -> pa.Array | pa.ChunkedArray:
+    """Cast a column of any library.
+
+    >>> cast_values([1.0, None, 3.0], Target(pa.int64()), name="n").to_pylist()
+    [1, None, 3]
+
+    Raises:
+        SchemaMismatch: A value has no equal in the type; names the first, with its row.
+    """
+    column = _to_arrow(values)
+    if pat.is_struct(target.dtype) and interval_side(values) is not None:
+        column = python_cells(values)  # Arrow has no side of intervals
+    if isinstance(column, pa.ChunkedArray):
+        chunks, row = [], rows_before
+        for chunk in column.chunks:
+            chunks.append(_cast_or_raise(chunk, target, name, row))
+            row += len(chunk)
+        return pa.chunked_array(chunks, target.dtype)
+    return _cast_or_raise(column, target, name, rows_before)
+
+
+def _to_arrow(values: Any) -> pa.Array | pa.ChunkedArray | list[Any]:
+    """Return a column as an Arrow array, or as Python objects if Arrow cannot represent them."""
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind == "m" and getattr(values, "ndim", 1) == 1:
+        # Counts of the column's own unit, which Arrow may lack.
+        array = values if isinstance(values, np.ndarray) else np.asarray(values)
+        missing = np.isnat(array) | np.ma.getmaskarray(array)
+        return pa.array(np.asarray(array).astype("int64"), mask=np.asarray(missing))
+    try:
+        return convert_values(values)
+    except CONVERSION_ERRORS:
+        return python_cells(values)
+
+
+def _cast_or_raise(
+    column: pa.Array | list[Any], target: Target, name: str, rows_before: int
+) -> pa.Array:
+    try:
+        return _cast(column, target)
+    except CONVERSION_ERRORS as error:
+        if target.inexact == "null":
+            return pa.concat_arrays(list(_cast_or_null(column, target)))
+        row = _find_failure(column, target)
+        value = _slice(column, row, 1)
+        (cell,) = python_cells(value)
+        reason = str(error).partition("\n")[0].rstrip(".") if is_nested(target.dtype) else ""
+        raise SchemaMismatch(
+            f"Column {name!r}, row {rows_before + row}: {short_repr(cell)} of type "
+            f"{type(cell).__name__} has no equal in {target.text}{reason and f' ({reason})'}.",
+            hint=_inexact_hint(name, column, target),
+        ) from error
+
+
+def _inexact_hint(name: str, column: pa.Array | list[Any], target: Target) -> str:
+    """Return the line that rounds values, or that omits them if they cannot be rounded."""
+    omitting = cast_hint({name: target.text}, inexact="null")
+    try:
+        _cast(column, replace(target, inexact="round"))
+    except CONVERSION_ERRORS:
+        return omitting
+    return f"{cast_hint({name: target.text}, inexact='round')}  # or inexact='null'"
+
+
+def _slice(column: Any, start: int, length: int) -> Any:
+    if isinstance(column, list):
+        return column[start : start + length]
+    return column.slice(start, length)
+
+
+def _find_failure(column: Any, target: Target) -> int:
+    """Return the first row that cannot be cast, by bisection."""
+    start, length = 0, len(column)
+    while length > 1:
+        half = length // 2
+        try:
+            _cast(_slice(column, start, half), target)
+            start, length = start + half, length - half
+        except CONVERSION_ERRORS:
+            length = half
+    return start
+
+
+def _cast_or_null(column: Any, target: Target) -> Iterable[pa.Array]:
+    """Yield the rows of a column, null where they cannot be cast."""
+    try:
+        yield _cast(column, target)
+    except CONVERSION_ERRORS:
+        if len(column) == 1:
+            yield pa.nulls(1, target.dtype)
+            return
+        half = len(column) // 2
+        yield from _cast_or_null(_slice(column, 0, half), target)
+        yield from _cast_or_null(_slice(column, half, len(column) - half), target)
+
+
+# -- arrays -------------------------------------------------------------------------------------
+
+
+def _cast(column: pa.Array | list[Any], target: Target) -> pa.Array:
+    """Cast an array, or cells that Arrow cannot represent; raise one of ``CONVERSION_ERRORS``."""
+    if isinstance(column, list):
+        return _cast_cells(column, target)
+    if is_tensor(column.type):
+        column = from_tensors(column)
+    if getattr(column.type, "extension_name", "") == "pandas.period":
+        return _cast_cells(python_cells(column.to_pandas()), target)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    if is_encoded(column.type):
+        return decode(column, lambda values: _cast(values, target))
+    if column.null_count == len(column):
+        return pa.nulls(len(column), target.dtype)
+    cast = _find_cast(column.type, target)
+    if cast is not None:
+        return cast(column)
+    if is_nested(column.type):  # Python's durations have no unit
+        column = cast_array(column, _with_counts(column.type))
+    return _cast_cells(column.to_pylist(), target)
+
+
+def _with_counts(dtype: pa.DataType) -> pa.DataType:
+    """Return a type in which integers replace the durations of lists and structs."""
+    if pat.is_duration(dtype):
+        return pa.int64()
+    if is_list_type(dtype):
+        return pa.list_(dtype.value_field.with_type(_with_counts(dtype.value_type)))
+    if not pat.is_struct(dtype):
+        return dtype
+    fields = map(dtype.field, range(dtype.num_fields))
+    return pa.struct([field.with_type(_with_counts(field.type)) for field in fields])
+
+
+def _find_cast(column_type: pa.DataType, target: Target) -> Cast | None:
+    """Return the cast of arrays of a type, or None if the values are cast one by one."""
+    dtype = target.dtype
+    if pat.is_duration(column_type) or pat.is_time(column_type):
+        if pat.is_string(dtype) and pat.is_time(column_type):
+            return lambda rows: rows.cast(pa.string())
+        return lambda rows: _cast(_counts(rows), target)
+    source = feature_type(column_type)
+    if source is None:
+        return None
+    if is_nested(source):
+        is_same_form = can_fit(source, dtype) and target.inexact != "round"
+        return (
+            (lambda rows: cast_exactly(cast_array(rows, source), dtype)) if is_same_form else None
+        )
+    if pat.is_timestamp(column_type) or pat.is_date(column_type):
+        return _find_cast_of_times(target)
+    cast = _find_cast_of_scalars(source, target)
+    return None if cast is None else lambda rows: cast(cast_array(rows, source))
+
+
+def _find_cast_of_times(target: Target) -> Cast | None:
+    dtype = target.dtype
+    if pat.is_timestamp(dtype) or pat.is_date(dtype):
+        return lambda rows: _cast_times(rows, target)
+    if pat.is_integer(dtype):
+        return lambda rows: cast_exactly(_counts(rows), dtype)
+    return (lambda rows: rows.cast(pa.string())) if pat.is_string(dtype) else None
+
+
+def _find_cast_of_scalars(source: pa.DataType, target: Target) -> Cast | None:
+    """Return the cast between two types that are neither nested nor times, or None without one."""
+    dtype = target.dtype
+    if target.form:
+        return partial(_parse if pat.is_string(source) else _times_from_numbers, target=target)
+    if source == dtype:
+        return lambda rows: rows
+    if pat.is_string(source):
+        has_no_text = is_nested(dtype) or pat.is_binary(dtype)
+        return None if has_no_text else partial(_parse, target=target)
+    if pat.is_string(dtype):
+        if pat.is_decimal(source):
+            return format_decimals
+        return None if pat.is_binary(source) else lambda rows: rows.cast(pa.string())
+    if pat.is_boolean(source) and _is_numeric(dtype):
+        return lambda rows: cast_array(rows.cast(pa.int8()), dtype)
+    if pat.is_boolean(dtype) and _is_numeric(source):
+        return partial(_cast_flags, target=target)
+    if can_fit(source, dtype):
+        return lambda rows: cast_exactly(_round_numbers(rows, target), dtype)
+    return None
+
+
+def _is_finer(dtype: pa.DataType) -> bool:
+    return bool(pat.is_timestamp(dtype) and dtype.unit == "ns")
+
+
+def _is_numeric(dtype: pa.DataType) -> bool:
+    return bool(is_exact(dtype) or pat.is_floating(dtype))
+
+
+def _parse(strings: pa.Array, target: Target) -> pa.Array:
+    """Parse strings; invalid ones become null if the caller allows it."""
+    rules = TextRules(
+        declared=True,
+        timestamp_format=target.form if "%" in target.form else None,
+        precision="us" if target.inexact == "round" else None,
+    )
+    if target.form and "%" not in target.form:
+        return _times_from_numbers(_parse(strings, Target(pa.int64())), target)
+    values, reasons = parse_texts(strings, target.dtype, rules)
+    if reasons and target.inexact != "null":
+        raise ValueError(next(iter(reasons.values())))
+    return values
+
+
+def _times_from_numbers(numbers: pa.Array, target: Target) -> pa.Array:
+    """Convert numbers to times: counts of a unit since 1970, days, years, or Excel's serial numbers."""
+    if target.form == "Excel":
+        days = pc.subtract(numbers.cast(pa.float64()), float(_EXCEL_EPOCH_DAYS))
+        # A serial number has microseconds only approximately.
+        micros = pc.round(pc.multiply(days, float(_DAY_MICROS)))
+        return cast_exactly(micros, pa.int64()).cast(TIMESTAMP)
+    if target.form in ("YYYYMMDD", "YYYY"):
+        texts = cast_exactly(numbers, pa.int64()).cast(pa.string())
+        pattern = "%Y%m%d" if target.form == "YYYYMMDD" else "%Y"
+        width = len(target.form)
+        if not pc.all(pc.equal(pc.binary_length(texts), width)).as_py():
+            raise ValueError(f"a number has not {width} digits")
+        values, reasons = parse_texts(texts, TIMESTAMP, TextRules(timestamp_format=pattern))
+        if reasons:
+            raise ValueError(next(iter(reasons.values())))
+        return values
+    if pat.is_floating(numbers.type):
+        return _times_from_fractions(numbers, target)
+    counts = cast_exactly(numbers, pa.int64()).cast(pa.timestamp(target.form, "UTC"))
+    return _cast_times(counts, target)
+
+
+def _times_from_fractions(numbers: pa.Array, target: Target) -> pa.Array:
+    """Convert floats to times: the microsecond nearest to the float, which has no digit more."""
+    per_second = PER_SECOND[target.form]
+    if target.form in ("us", "ns"):
+        whole = _round_numbers(numbers, Target(pa.int64(), inexact=target.inexact))
+        return _times_from_numbers(cast_exactly(whole, pa.int64()), target)
+    micros = pc.round(pc.multiply(numbers.cast(pa.float64()), float(10**6 // per_second)))
+    return cast_exactly(micros, pa.int64()).cast(TIMESTAMP)
+
+
+def _cast_times(times: pa.Array, target: Target) -> pa.Array:
+    """Cast times and dates; to cut their digits is to round them down, so that no time is later."""
+    if target.inexact == "round" and pat.is_timestamp(times.type):
+        unit = "day" if pat.is_date(target.dtype) else "microsecond"
+        if unit == "day" or _is_finer(times.type):
+            times = pc.floor_temporal(times, unit=unit)
+    if pat.is_date(target.dtype) and pat.is_timestamp(times.type):
+        days = pc.floor_temporal(times, unit="day")
+        if not pc.all(pc.equal(days, times)).as_py():
+            raise ValueError("a time is not midnight")
+        zone = pa.timestamp(times.type.unit)
+        return days.cast(zone).cast(pa.date32())
+    return cast_array(times, target.dtype)
+
+
+def _cast_flags(numbers: pa.Array, target: Target) -> pa.Array:
+    """Cast zeros and ones to booleans."""
+    integers = cast_exactly(numbers, pa.int64())
+    if not pc.all(pc.is_in(integers, pa.array([0, 1, None]))).as_py():
+        raise ValueError("a number is not 0 or 1")
+    return integers.cast(target.dtype)
+
+
+def _counts(times: pa.Array) -> pa.Array:
+    """Return times, dates, durations and times of day as counts of their unit."""
+    width = pa.int32() if times.type.bit_width == 32 else pa.int64()
+    return times.cast(width).cast(pa.int64())
+
+
+def _round_numbers(numbers: pa.Array, target: Target) -> pa.Array:
+    """Return numbers rounded to the target's digits, half to even, if the caller allows it."""
+    dtype = target.dtype
+    if target.inexact != "round" or not _is_numeric(numbers.type):
+        return numbers
+    if pat.is_integer(dtype):
+        if pat.is_integer(numbers.type):
+            return numbers
+        return pc.round(numbers, round_mode="half_to_even")
+    if pat.is_decimal(dtype) and pat.is_decimal(numbers.type):
+        digits = min(dtype.scale, numbers.type.scale)
+        return pc.round(numbers, ndigits=digits, round_mode="half_to_even")
+    if not pat.is_floating(dtype):
+        return numbers
+    rounded = numbers.cast(dtype, safe=False)
+    was_finite = pc.is_finite(numbers.cast(pa.float64(), safe=False))
+    if not pc.all(pc.equal(pc.is_finite(rounded), was_finite)).as_py():
+        raise ValueError(f"a number is beyond the range of {dtype}")
+    return rounded
+
+
+# -- cells --------------------------------------------------------------------------------------
+
+
+def _cast_cells(cells: Sequence[Any], target: Target) -> pa.Array:
+    """Cast Python objects one by one."""
+    kinds = classify_cells(cells)
+    if target.form:
+        return pa.concat_arrays(
+            [pa.array([], TIMESTAMP)] + [_cast(_one_cell(cell), target) for cell in cells]
+        )
+    # NaN among other values than numbers is a missing value.
+    converted = [
+        None
+        if cell is None or (is_missing(cell) and not kinds <= _NUMBERS)
+        else _to_target(cell, target)
+        for cell in cells
+    ]
+    if pat.is_string(target.dtype) or pat.is_binary(target.dtype):
+        return pa.array(converted, target.dtype)
+    return to_array(converted, target.dtype)
+
+
+def _one_cell(cell: Any) -> pa.Array:
+    return pa.nulls(1) if is_missing(cell) else cells_to_array([cell])
+
+
+def _to_target(cell: Any, target: Target) -> Any:
+    """Convert an object to the Python value of a type; raise ValueError or TypeError otherwise."""
+    if cell is None or classify_type(type(cell)) == "missing":
+        return None
+    cell = _unwrap(cell)
+    dtype = target.dtype
+    if pat.is_string(dtype):
+        return _to_text(cell)
+    if pat.is_binary(dtype):
+        return _to_bytes(cell)
+    if is_list_type(dtype):
+        item = replace(target, dtype=dtype.value_type)
+        return [_to_target(value, item) for value in _to_items(cell, dtype)]
+    if pat.is_struct(dtype):
+        return _to_fields(cell, target)
+    kind = classify_type(type(cell))
+    if kind in _DURATIONS or (kind in _TIMES and pat.is_integer(dtype)):
+        return _to_count(cell)
+    if hasattr(cell, "to_timestamp"):  # a Period
+        return cell.to_timestamp()
+    if isinstance(cell, str):
+        return from_text(cell, dtype)
+    if pat.is_timestamp(dtype) and kind == "date":
+        return datetime(cell.year, cell.month, cell.day, tzinfo=UTC)
+    return _to_number(cell, target) if isinstance(cell, int | float | Decimal | Fraction) else cell
+
+
+def _unwrap(cell: Any) -> Any:
+    kind = classify_type(type(cell))
+    if kind == "Enum":
+        return cell.value
+    if kind == "Arrow scalar":
+        return cell.as_py()
+    if kind == "Arrow array":
+        return cell.to_pylist()
+    if kind in ("numpy int", "numpy float", "complex") and isinstance(cell, np.generic):
+        return cell.item()
+    return cell
+
+
+def _to_number(cell: Any, target: Target) -> Any:
+    """Return an equal number of a type, or the nearest if the caller allows it."""
+    dtype, is_rounded = target.dtype, target.inexact == "round"
+    if pat.is_boolean(dtype) and cell in (0, 1):
+        return bool(cell)
+    if pat.is_decimal(dtype):
+        number = Decimal(cell)
+        return round(number, dtype.scale) if is_rounded else number
+    if isinstance(cell, bool):
+        return int(cell) if _is_numeric(dtype) else cell
+    if pat.is_integer(dtype):
+        return round(cell) if is_rounded or cell == int(cell) else cell
+    if pat.is_floating(dtype):
+        number = float(np.float32(cell)) if pat.is_float32(dtype) else float(cell)
+        if not is_rounded and number != cell and cell == cell:
+            raise ValueError(f"{cell} has no equal in {dtype}")
+        return number
+    return cell
+
+
+def _to_count(cell: Any) -> int:
+    """Return a duration or a time as a count: of its own unit, or of nanoseconds since 1970."""
+    if isinstance(cell, np.timedelta64):
+        if np.isnat(cell):
+            return None  # type: ignore[return-value]  # null
+        return int(cell.astype("int64"))
+    if isinstance(cell, np.datetime64):
+        if np.isnat(cell):
+            return None  # type: ignore[return-value]
+        nanoseconds = cell.astype("M8[ns]")
+        if nanoseconds.astype(cell.dtype) != cell or nanoseconds != cell:
+            raise ValueError(f"{cell} is no whole number of nanoseconds")
+        return int(nanoseconds.astype("int64"))
+    if isinstance(cell, timedelta):
+        # pandas' durations have nanoseconds.
+        return int(cell.value) if hasattr(cell, "value") else cell // timedelta(microseconds=1)
+    if not isinstance(cell, datetime):
+        cell = datetime(cell.year, cell.month, cell.day)
+    zoned = cell if cell.tzinfo is not None else cell.replace(tzinfo=UTC)
+    micros = (zoned - _EPOCH) // timedelta(microseconds=1)
+    return int(micros) * 1000 + int(getattr(cell, "nanosecond", 0))
+
+
+def _to_text(cell: Any) -> str:
+    """Return the text of an object, as Arrow writes numbers and booleans; lists and dicts as JSON."""
+    if isinstance(cell, str):
+        return str(cell)
+    if isinstance(cell, bool | np.bool_):
+        return "true" if cell else "false"
+    if isinstance(cell, bytes | bytearray | memoryview):
+        return bytes(cell).decode()
+    if isinstance(cell, float) and cell.is_integer() and abs(cell) < _WHOLE_LIMIT:
+        return str(int(cell))
+    if isinstance(cell, Mapping | list | tuple | set | frozenset | range | np.ndarray):
+        return json.dumps(_to_json(cell), ensure_ascii=False)
+    if not has_meaningful_string(cell):
+        raise ValueError("the text of the object would be its memory address")
+    return str(cell)
+
+
+def _to_json(cell: Any) -> Any:
+    cell = _unwrap(cell)
+    if is_missing(cell):
+        return None
+    if isinstance(cell, Mapping):
+        return {_to_text(key): _to_json(value) for key, value in cell.items()}
+    if isinstance(cell, list | tuple | set | frozenset | range | np.ndarray):
+        return [_to_json(item) for item in _to_items(cell, pa.list_(pa.string()))]
+    return cell if isinstance(cell, bool | int | float | str) else _to_text(cell)
+
+
+def _to_bytes(cell: Any) -> bytes:
+    if isinstance(cell, str):
+        return cell.encode("utf-8", "surrogatepass")
+    if isinstance(cell, np.void):
+        return cell.tobytes()
+    if isinstance(cell, bytes | bytearray | memoryview):
+        return bytes(cell)
+    raise TypeError(f"{type(cell).__name__} has no bytes")
+
+
+def _to_items(cell: Any, dtype: pa.DataType) -> Iterable[Any]:
+    """Return the items of an object; a single value is a list of one item."""
+    if is_encoded_array(cell):
+        return list(decode_array(cell))
+    is_pair = pat.is_fixed_size_list(dtype) and dtype.list_size == 2
+    if is_pair and pat.is_floating(dtype.value_type) and isinstance(cell, int | float | complex):
+        return [cell.real, cell.imag]
+    if is_pair and pat.is_integer(dtype.value_type) and isinstance(cell, int | Fraction):
+        return [cell.numerator, cell.denominator]
+    if isinstance(cell, Mapping):
+        return [{"key": key, "value": value} for key, value in cell.items()]
+    if isinstance(cell, set | frozenset):
+        try:
+            return sorted(cell)
+        except TypeError:  # items of several types
+            return sorted(cell, key=str)
+    kind = classify_type(type(cell))
+    return list(cell) if kind in _LISTS or hasattr(cell, "_fields") else [cell]
+
+
+def _to_fields(cell: Any, target: Target) -> dict[str, Any]:
+    if classify_type(type(cell)) == "Interval":
+        cell = {"left": cell.left, "right": cell.right, "closed": cell.closed}
+        cell = {name: cell[name] for name in cell if target.dtype.get_field_index(name) >= 0}
+    if isinstance(cell, tuple) and len(cell) == 2 and target.dtype.get_field_index("key") == 0:
+        cell = {"key": cell[0], "value": cell[1]}  # an entry of a map
+    if not isinstance(cell, Mapping):
+        raise TypeError(f"{type(cell).__name__} has no fields")
+    values = {}
+    for field in map(target.dtype.field, range(target.dtype.num_fields)):
+        values[field.name] = _to_target(cell.get(field.name), replace(target, dtype=field.type))
+    unknown = cell.keys() - values.keys()
+    if unknown:
+        raise ValueError(f"{min(map(str, unknown))!r} is not a field of the type")
+    return values
+
+
+# -- suggestions --------------------------------------------------------------------------------
+
+
+def suggest_cast(name: str, cells: Sequence[Any], *, target: str | None = None) -> str:
+    """Return the line that casts a column of cells that cannot be stored, without loss.
+
+    >>> suggest_cast("z", [1j, None])
+    "df = featurestore.cast(df, {'z': 'float64[2]'})"
+    """
+    if target is not None:
+        return cast_hint({name: target})
+    dtype = suggest_type(cells)
+    if classify_cells(cells) <= _TIMES and pat.is_int64(dtype):
+        return nanoseconds_hint(name)
+    return cast_hint({name: dtype})
+
+
+def suggest_type(cells: Sequence[Any]) -> pa.DataType:
+    """Return the type that preserves cells that cannot be stored.
+
+    >>> suggest_type([{1, 2}, None]), suggest_type([1, "a"])
+    (ListType(list<item: int64>), DataType(string))
+    """
+    present = [_unwrap(cell) for cell in cells if not is_missing(cell)]
+    kinds = classify_cells(present)
+    if kinds <= {"text", "bytes", "numpy void"}:
+        return pa.string() if kinds == {"text"} and _are_encodable(present) else pa.binary()
+    if "complex" in kinds and kinds <= {"complex", *_NUMBERS}:
+        return pa.list_(pa.float64(), 2)
+    if "Fraction" in kinds and kinds <= {"Fraction", "int", "numpy int"}:
+        return pa.list_(pa.int64(), 2)
+    if "dict" in kinds and kinds <= {"dict"}:
+        return _suggest_struct(present)
+    if kinds == {"Interval"}:
+        bounds = suggest_type([*(cell.left for cell in present), *(cell.right for cell in present)])
+        return pa.struct([("left", bounds), ("right", bounds), ("closed", pa.string())])
+    if kinds & _LISTS and "dict" not in kinds:
+        any_list = pa.list_(pa.null())
+        items = itertools.chain.from_iterable(_to_items(cell, any_list) for cell in present)
+        return pa.list_(pa.field("item", suggest_type(list(items))))
+    return _suggest_scalar(present, kinds)
+
+
+def _suggest_scalar(cells: Sequence[Any], kinds: set[str]) -> pa.DataType:
+    if kinds and kinds <= _DURATIONS:
+        return pa.int64()
+    if kinds == {"Period"}:
+        return TIMESTAMP
+    try:
+        dtype = feature_type(cells_to_array(cells).type)
+        return pa.string() if dtype is None else dtype
+    except CONVERSION_ERRORS:
+        pass
+    if kinds and kinds <= _TIMES:
+        try:
+            to_array([_to_count(cell) for cell in cells], pa.int64())
+            return pa.int64()
+        except CONVERSION_ERRORS:  # finer than nanoseconds, or too far from 1970
+            pass
+    return pa.string()
+
+
+def _suggest_struct(cells: Sequence[Mapping[Any, Any]]) -> pa.DataType:
+    """Return a struct, or the list of the entries of dicts whose keys are not strings."""
+    keys = list(dict.fromkeys(itertools.chain.from_iterable(cells)))
+    if not all(isinstance(key, str) for key in keys):
+        values = [value for cell in cells for value in cell.values()]
+        entries = [("key", suggest_type(keys)), ("value", suggest_type(values))]
+        return pa.list_(pa.field("item", pa.struct(entries)))
+    dtype = pa.struct([(key, suggest_type([cell.get(key) for cell in cells])) for key in keys])
+    return feature_type(dtype) or pa.string()
+
+
+def _are_encodable(texts: Sequence[str]) -> bool:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

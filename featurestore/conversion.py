@@ -1,0 +1,298 @@
+"""``featurestore.cast`` and ``featurestore.rename``: conversions of any dataframe argument.
+
+The hints of errors about columns are calls of these functions. Both accept each form of dataframe
+that ingestion accepts, and return one that ingestion accepts: pandas and polars dataframes, Arrow
+tables, Spark DataFrames and dicts of columns remain in memory or in their engine; other rows in
+memory become Arrow tables; iterators and streams remain lazy and are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.arrow.arguments import (
+    Columns,
+    is_duckdb_relation,
+    library_name,
+    not_a_dataframe_error,
+)
+from featurestore.arrow.column_names import quoted
+from featurestore.arrow.conversions import Target, cast_values, parse_target
+from featurestore.arrow.frames import (
+    check_columns,
+    columns_from_array,
+    columns_from_rows,
+    table_from_columns,
+)
+from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import cast_frame, with_arrow_types
+from featurestore.arrow.unstorable import cast_for_arrow, translate_query_errors
+from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType, did_you_mean
+from featurestore.ingest import open_stream
+
+Targets = Mapping[str, Target]
+
+
+def cast(df: Any, columns: Mapping[str, Any], *, inexact: str = "error") -> Any:
+    """Cast columns of a dataframe, exactly.
+
+    Args:
+        df: A dataframe of any form that ingestion accepts.
+        columns: The type of each column to cast: an Arrow type, or its name as in ``dtypes=``
+            (``"int64"``, ``"decimal(20, 4)"``, ``"list<string>"``, ``"struct<a: int8>"``,
+            ``"float32[28][28]"``). Numbers and strings that write times have the type
+            ``"timestamp[FORM]"``. The form of numbers is their unit since 1970 (``s``, ``ms``,
+            ``us``, ``ns``), ``YYYYMMDD``, ``YYYY``, or ``Excel`` for its serial numbers. The form of
+            strings is a ``strptime`` format; ISO 8601 needs none.
+        inexact: The rule for values without an equal in the type: "error"; "round" for the nearest
+            number, and for times without the digits that the type lacks; or "null".
+
+    Returns:
+        A dataframe of the same library with the other columns unchanged. Rows, arrays and series
+        become an Arrow table; iterators, streams and DuckDB relations a lazy one, read once. Cast
+        columns of pandas have Arrow dtypes.
+
+    The text of a list or dict is JSON. Durations and times are integers of their own unit, and
+    Python times that are finer than a microsecond integers of nanoseconds since 1970. A complex
+    number is a list of two floats, a set a sorted list, a map a list of its entries, and an enum its
+    value. The cells of an ``.npy`` file are a list.
+
+    Raises:
+        SchemaMismatch: A value has no equal in the type; names the column, the row and the value.
+            For lazy results, reading raises it. Also, if a column is unknown.
+        UnsupportedType: A type is unknown.
+
+    >>> import featurestore
+    >>> rows = [{"id": "1", "day": 20240131}, {"id": "2", "day": 20240201}]
+    >>> table = featurestore.cast(rows, {"id": "int64", "day": "timestamp[YYYYMMDD]"})
+    >>> table["id"].to_pylist(), str(table["day"][0])
+    ([1, 2], '2024-01-31 00:00:00+00:00')
+    """
+    targets = {}
+    for name, target in columns.items():
+        targets[name] = parse_target(target, column=name, inexact=inexact)
+    return _cast(df, targets)
+
+
+def rename(df: Any, columns: Mapping[Any, str] | Sequence[str]) -> Any:
+    """Rename columns of a dataframe.
+
+    Args:
+        df: A dataframe of any form that ingestion accepts.
+        columns: The new name of each column to rename, or the new names of all columns in order.
+            The levels of a named pandas index are the first columns.
+
+    Returns:
+        A dataframe as of ``cast``; a DuckDB relation remains a relation.
+
+    Raises:
+        InvalidName: A column is unknown, or two columns would have the same name.
+
+    >>> import featurestore
+    >>> featurestore.rename({"wind speed": [1.5]}, {"wind speed": "wind_speed"})
+    {'wind_speed': [1.5]}
+    """
+    return _rename(df, columns)
+
+
+def _cast(df: Any, targets: Targets) -> Any:
+    library = library_name(df)
+    if library == "pandas" and hasattr(df, "columns"):
+        return _cast_pandas(df, targets)
+    if library == "polars" and hasattr(df, "get_columns"):
+        _check_known(targets, df.columns)
+        return df.with_columns(_polars_series(df[name], targets[name]) for name in targets)
+    if isinstance(df, pa.RecordBatch):
+        df = pa.Table.from_batches([df])
+    if isinstance(df, pa.Table):
+        _check_known(targets, df.column_names)
+        for name, target in targets.items():
+            values = cast_values(df[name], target, name=name)
+            df = df.set_column(df.column_names.index(name), name, values)
+        return df
+    if library == "pyspark" and hasattr(df, "toArrow"):
+        _check_known(targets, df.columns)
+        if is_connect_object(df):
+            return _cast_reader(open_stream(with_arrow_types(df, targets)), targets)
+        return cast_frame(df, targets)
+    if is_duckdb_relation(df):
+        _check_known(targets, df.columns)
+        rows = cast_for_arrow(df, targets)
+        with translate_query_errors():
+            return _cast_reader(rows.to_arrow_reader(65_536), targets)
+    columns = _columns_in_memory(df)
+    if columns is not None:
+        _check_known(targets, columns)
+        for name, target in targets.items():
+            columns[name] = cast_values(columns[name], target, name=name)
+        return _to_table(columns)
+    if isinstance(df, Iterator) and not hasattr(df, "__arrow_c_stream__"):
+        return _map_frames(df, lambda frame: _cast(frame, targets))
+    return _cast_reader(open_stream(df), targets)
+
+
+def _cast_pandas(df: Any, targets: Targets) -> Any:
+    import pandas
+
+    df = _with_index_columns(df, targets)
+    _check_known(targets, df.columns)
+    columns = {}
+    for name, target in targets.items():
+        values = cast_values(df[name], target, name=name)
+        chunks = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+        columns[name] = pandas.Series(pandas.arrays.ArrowExtensionArray(chunks), index=df.index)
+    return df.assign(**columns)
+
+
+def _with_index_columns(df: Any, names: Mapping[Any, object]) -> Any:
+    """Return a pandas dataframe whose named index is columns, if one of the names is a level."""
+    levels = [level for level in df.index.names if level is not None]
+    return df.reset_index() if any(level in names for level in levels) else df
+
+
+def _polars_series(series: Any, target: Target) -> Any:
+    import polars
+
+    values = polars.from_arrow(cast_values(series, target, name=series.name))
+    return values.alias(series.name)
+
+
+def _cast_reader(reader: pa.RecordBatchReader, targets: Targets) -> pa.RecordBatchReader:
+    """Return a stream whose columns are cast as it is read."""
+    _check_known(targets, reader.schema.names)
+    schema = reader.schema
+    for name, target in targets.items():
+        index = schema.get_field_index(name)
+        schema = schema.set(index, pa.field(name, target.dtype))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        row = 0
+        with translate_query_errors():
+            for batch in reader:
+                columns = list(batch.columns)
+                for name, target in targets.items():
+                    index = schema.get_field_index(name)
+                    columns[index] = cast_values(
+                        batch.column(index), target, name=name, rows_before=row
+                    )
+                row += batch.num_rows
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _columns_in_memory(df: Any) -> dict[Any, Any] | None:
+    """Return the columns of rows, dicts, arrays and series; None for other dataframes."""
+    library = library_name(df)
+    if library == "numpy":
+        return columns_from_array(df)
+    if isinstance(df, Mapping):
+        return check_columns(df)
+    if isinstance(df, list | tuple):
+        return columns_from_rows(df)
+    if library != "pandas":
+        return None
+    if hasattr(df, "levels"):
+        frame = df.to_frame(index=False)
+        return {name: frame[name] for name in frame.columns}
+    if not hasattr(df, "to_frame"):
+        raise not_a_dataframe_error(df)
+    name = "col_0" if df.name is None else df.name
+    columns = {name: df}
+    for level in getattr(getattr(df, "index", None), "names", []):
+        if level is not None:  # the named index of a series
+            columns = {level: df.index.get_level_values(level), **columns}
+    return columns
+
+
+def _to_table(columns: dict[Any, Any]) -> Any:
+    """Return a table; columns that Arrow cannot represent, for which hints follow, remain as they are."""
+    try:
+        return table_from_columns(columns)
+    except (UnsupportedType, InvalidName):
+        return Columns(columns)
+
+
+def _map_frames(frames: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield each dataframe of an iterator, converted."""
+    for frame in frames:
+        yield function(frame)
+
+
+def _check_known(names: Mapping[Any, object], available: Any) -> None:
+    for name in names:
+        if name not in list(available):
+            raise SchemaMismatch(
+                f"The dataframe has no column {name!r}. Available: {list(map(str, available))}.",
+                hint=did_you_mean(str(name), map(str, available), write="{{{!r}: 'string'}}"),
+            )
+
+
+# -- names --------------------------------------------------------------------------------------
+
+
+def _rename(df: Any, renames: Mapping[Any, str] | Sequence[str]) -> Any:
+    library = library_name(df)
+    if library == "pandas" and hasattr(df, "columns"):
+        if not isinstance(renames, Mapping):
+            has_levels = any(level is not None for level in df.index.names)
+            if has_levels and len(renames) > len(df.columns):
+                index_names = list(df.index.names)
+                new_index, new_names = renames[: len(index_names)], renames[len(index_names) :]
+                return df.rename_axis(index=list(new_index)).set_axis(list(new_names), axis=1)
+        else:
+            df = _with_index_columns(df, renames)
+        return df.set_axis(_new_names(list(df.columns), renames), axis=1)
+    if library == "polars" and hasattr(df, "get_columns"):
+        return df.rename(dict(zip(df.columns, _new_names(df.columns, renames), strict=True)))
+    if isinstance(df, pa.RecordBatch):
+        df = pa.Table.from_batches([df])
+    if isinstance(df, pa.Table):
+        return df.rename_columns(_new_names(df.column_names, renames))
+    if library == "pyspark" and hasattr(df, "toDF"):
+        return df.toDF(*_new_names(df.columns, renames))
+    if is_duckdb_relation(df):
+        new_names = _new_names(df.columns, renames)
+        pairs = zip(df.columns, new_names, strict=True)
+        return df.project(", ".join(f"{quoted(name)} AS {quoted(new)}" for name, new in pairs))
+    columns = _columns_in_memory(df)
+    if columns is not None:
+        new_names = _new_names(list(columns), renames)
+        return Columns(zip(new_names, columns.values(), strict=True))
+    if isinstance(df, Iterator) and not hasattr(df, "__arrow_c_stream__"):
+        return _map_frames(df, lambda frame: _rename(frame, renames))
+    reader = open_stream(df)
+    new_names = _new_names(reader.schema.names, renames)
+    schema = pa.schema(
+        [field.with_name(name) for field, name in zip(reader.schema, new_names, strict=True)]
+    )
+    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _new_names(names: Sequence[Any], renames: Mapping[Any, str] | Sequence[str]) -> list[Any]:
+    """Return the new names of all columns.
+
+    Raises:
+        InvalidName: A column is unknown, or names repeat.
+    """
+    if isinstance(renames, Mapping):
+        unknown = [name for name in renames if name not in names]
+        if unknown:
+            raise InvalidName(
+                f"The dataframe has no columns {unknown!r}. Available: {list(map(str, names))}."
+            )
+        new_names = [renames.get(name, name) for name in names]
+    else:
+        new_names = list(renames)
+        if len(new_names) != len(names):
+            raise InvalidName(
+                f"{len(new_names)} names for {len(names)} columns: {list(map(str, names))}."
+            )
+    repeated = {name for name in new_names if new_names.count(name) > 1}
+    if repeated:
+        raise InvalidName(f"Two columns would have the same name: {sorted(map(str, repeated))}.")
+    return new_names

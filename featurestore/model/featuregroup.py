@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow import types
-from featurestore.arrow.column_lines import quoted
-from featurestore.arrow.column_names import check_feature_names
+from featurestore.arrow.column_names import check_feature_names, quoted
 from featurestore.arrow.fitting import widened_schema
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.untyped import format_dtypes, format_sql_casts, refuse_untyped

@@ -200,7 +200,7 @@ class QueryTranslator:
                 bound = cast_to_storable_types(cursor.sql(query, params=dict(parameters) or None))
                 arrow_schema = bound.to_arrow_table().schema
             warn_about_naive_times(arrow_schema)
-            schema = feature_schema(arrow_schema, language="duckdb")
+            schema = feature_schema(arrow_schema)
             types = self._types or DuckDBTypes(cursor, error=duckdb.Error)  # after close()
             spark_sql = to_spark_sql(
                 query, tables=typed_tables, parameters=parameter_types(parameters), types=types

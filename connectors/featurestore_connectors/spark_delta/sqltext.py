@@ -193,7 +193,7 @@ def cast_to_features(frame: Any) -> tuple[Any, pa.Schema]:
         UnsupportedType: Columns cannot be stored. The message includes all such columns.
     """
     arrow_schema = _arrow_schema(frame)
-    schema = feature_schema(arrow_schema, language="pyspark")
+    schema = feature_schema(arrow_schema)
     naive_columns = [field.name for field in arrow_schema if _has_naive_times(field.type)]
     if naive_columns:
         warn_caller(

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from featurestore.errors import ConfigurationError, UnsupportedLocation
@@ -21,6 +21,10 @@ from featurestore.storage.settings import store_settings
 from featurestore_connectors.spark_delta import connect, jars
 from featurestore_connectors.spark_delta.jars import has_class
 from featurestore_connectors.spark_delta.session import check_log_store, session_hint
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.sql import SparkSession
 
 _FILE_SYSTEM_OF_HDFS = "org.apache.hadoop.hdfs.DistributedFileSystem"
 # Setting names in S3A after the prefix ``fs.s3a.bucket.<bucket>.``.
@@ -41,7 +45,7 @@ _GCS = {"timeout": "http.read-timeout", "connect_timeout": "http.connect-timeout
 _guard = threading.Lock()
 
 
-def use_location(session: Any, path: str) -> None:
+def use_location(session: SparkSession, path: str) -> None:
     """Configure a session for a location; local directories need no configuration.
 
     Raises:
@@ -71,7 +75,7 @@ def use_location(session: Any, path: str) -> None:
     _use_bucket(session.sparkContext._jsc.hadoopConfiguration(), location, client.file_system)
 
 
-def use_table(session: Any, path: str) -> None:
+def use_table(session: SparkSession, path: str) -> None:
     """Configure a session for a table location, and check that commits to it are atomic.
 
     Raises:
@@ -82,7 +86,7 @@ def use_table(session: Any, path: str) -> None:
     check_log_store(session, path)
 
 
-def _use_bucket(configuration: Any, location: Location, file_system: str) -> None:
+def _use_bucket(configuration: JavaObject, location: Location, file_system: str) -> None:
     """Set the client options of a bucket; they cannot be changed while Spark runs.
 
     Executors cache the connection to a bucket with its initial options.
@@ -103,7 +107,7 @@ def _use_bucket(configuration: Any, location: Location, file_system: str) -> Non
     _check_settings(configuration, location, options)
 
 
-def _use_cluster(session: Any, location: Location) -> None:
+def _use_cluster(session: SparkSession, location: Location) -> None:
     """Set the ``storage_options=`` of an HDFS cluster in Hadoop's configuration."""
     if not has_class(session, _FILE_SYSTEM_OF_HDFS):
         raise ConfigurationError(
@@ -122,7 +126,9 @@ def _use_cluster(session: Any, location: Location) -> None:
     _check_settings(configuration, location, options)
 
 
-def _check_settings(configuration: Any, location: Location, options: Mapping[str, str]) -> None:
+def _check_settings(
+    configuration: JavaObject, location: Location, options: Mapping[str, str]
+) -> None:
     """Raise ConfigurationError if options differ from those that Spark already uses."""
     if any(configuration.get(key) != value for key, value in options.items()):
         raise ConfigurationError(

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.delta.datafile import DataFile
@@ -32,6 +32,11 @@ from featurestore_connectors.spark_delta.buckets import use_table
 from featurestore_connectors.spark_delta.failures import full_text, spark_errors, to_store_error
 from featurestore_connectors.spark_delta.listed_files import check_listed_files
 from featurestore_connectors.spark_delta.relations import cast_to
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
 # Delta's transaction number for an application without transactions.
@@ -76,14 +81,19 @@ class CommitSession:
     """
 
     def __init__(
-        self, session: Any, path: str, commit_metadata: Mapping[str, Any], *, durable: bool = True
+        self,
+        session: SparkSession,
+        path: str,
+        commit_metadata: Mapping[str, Any],
+        *,
+        durable: bool = True,
     ) -> None:
         self.parent = session
         self._durable = durable
         self._path = path
         # The unique id identifies this commit if Spark fails after publishing it.
         self.note = json.dumps({**commit_metadata, "id": uuid.uuid4().hex}, sort_keys=True)
-        self.session: Any = None
+        self.session: SparkSession = None
         self._views: list[str] = []
 
     def __enter__(self) -> CommitSession:
@@ -104,7 +114,7 @@ class CommitSession:
         self.set(_DURABILITY, "full" if self._durable else "fast")
         return self
 
-    def _copy_parent(self) -> Any:
+    def _copy_parent(self) -> SparkSession:
         session = self.parent.newSession()
         # One call, since reading several hundred settings takes longer than a small commit. Spark
         # copies them under its lock, since other threads may change settings concurrently.
@@ -128,7 +138,7 @@ class CommitSession:
         """Set a session setting for this commit."""
         self.session.conf.set(key, value)
 
-    def adopt(self, frame: Any) -> Any:
+    def adopt(self, frame: DataFrame) -> Any:
         """Convert a frame of the user's session to a frame of this session."""
         # A frame belongs to the session that created it. Only global temporary views are visible in
         # all sessions of an application.
@@ -280,7 +290,7 @@ class Transaction:
         return True
 
     @property
-    def columns(self) -> Any:
+    def columns(self) -> StructType:
         """The table columns as a Spark schema, in the types of the data files."""
         from pyspark.sql.types import StructType
 
@@ -293,13 +303,13 @@ class Transaction:
         action["metaData"]["schemaString"] = schema
         self._transaction.updateMetadata(self._from_json(json.dumps(action)), False)
 
-    def add(self, rows: Any) -> None:
+    def add(self, rows: DataFrame) -> None:
         """Write the rows of a frame to new files of the table."""
         # Another writer may have widened columns after the frame was created.
         new_files = self._transaction.writeFiles(cast_to(rows, self.columns)._jdf)
         self._actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
 
-    def replace_files(self, old_files: Sequence[DataFile], rows: Any) -> None:
+    def replace_files(self, old_files: Sequence[DataFile], rows: DataFrame) -> None:
         """Replace files by new files with the rows of a frame, which must be the same rows."""
         # Without a data change, readers of changes skip the commit (Delta protocol).
         for file in old_files:
@@ -314,7 +324,7 @@ class Transaction:
         """Add a log action in JSON."""
         self._actions.add(self._from_json(action))
 
-    def _from_json(self, action: str) -> Any:
+    def _from_json(self, action: str) -> JavaObject:
         actions = getattr(self._delta.actions, "Action$").__getattr__("MODULE$")
         return actions.fromJson(action)
 
@@ -329,7 +339,7 @@ class Transaction:
             metrics_by_name = metrics_by_name.updated(name, metric)
         self._transaction.registerSQLMetrics(session, metrics_by_name)
 
-    def commit(self, operation: str, *arguments: Any) -> None:
+    def commit(self, operation: str, *arguments: object) -> None:
         """Commit as a Delta operation with the constructor arguments ``arguments``."""
         name = f"org.apache.spark.sql.delta.DeltaOperations${operation}"
         loader = self._jvm.Thread.currentThread().getContextClassLoader()
@@ -346,12 +356,12 @@ class Transaction:
             items = self._jvm.java.util.ArrayList()
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(items).toList()
 
-    def empty_option(self) -> Any:
+    def empty_option(self) -> JavaObject:
         """Return Scala's empty option."""
         return self._jvm.scala.Option.empty()
 
     @property
-    def _delta(self) -> Any:
+    def _delta(self) -> JavaObject:
         return self._jvm.org.apache.spark.sql.delta
 
 

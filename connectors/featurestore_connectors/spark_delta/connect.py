@@ -10,18 +10,21 @@ from __future__ import annotations
 import atexit
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.errors import ConfigurationError
 from featurestore_connectors.spark_delta.jars import JVM_JAR
 from featurestore_connectors.spark_delta.sqltext import convert_parameters, quote
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 EXTENSIONS = "io.delta.sql.DeltaSparkSessionExtension,featurestore.spark.StoreExtensions"
 _FUNCTION = "featurestore_row_hash"
 
 
-def check_server(session: Any) -> None:
+def check_server(session: SparkSession) -> None:
     """Raise ConfigurationError if the server of a session lacks the store's jar or extension."""
     if session.catalog.functionExists(_FUNCTION):
         return
@@ -34,7 +37,7 @@ def check_server(session: Any) -> None:
     )
 
 
-def refuse(session: Any, operation: str) -> None:
+def refuse(session: SparkSession, operation: str) -> None:
     """Raise ConfigurationError if a session belongs to Spark Connect.
 
     Args:
@@ -49,7 +52,7 @@ def refuse(session: Any, operation: str) -> None:
         )
 
 
-def read_log_store_settings(session: Any, keys: Iterable[str]) -> dict[str, str]:
+def read_log_store_settings(session: SparkSession, keys: Iterable[str]) -> dict[str, str]:
     """Return the settings of Delta's log stores with which the server was started, or ""."""
     names = list(keys)
     calls = ", ".join(f"featurestore_log_store('{name}')" for name in names)
@@ -57,12 +60,12 @@ def read_log_store_settings(session: Any, keys: Iterable[str]) -> dict[str, str]
     return dict(zip(names, values, strict=True))
 
 
-def read_parallelism(session: Any) -> int:
+def read_parallelism(session: SparkSession) -> int:
     """Return the number of tasks that the server's application runs at a time."""
     return int(session.sql("SELECT featurestore_parallelism()").collect()[0][0])
 
 
-def open_session(parent: Any) -> Any:
+def open_session(parent: SparkSession) -> SparkSession:
     """Return another session of the same server and user, with the settings of ``parent``."""
     connection = copy.copy(parent.client._builder)
     # A session id in the URL would open the same session again.
@@ -77,7 +80,7 @@ def open_session(parent: Any) -> Any:
     return session
 
 
-def close_session(session: Any) -> None:
+def close_session(session: SparkSession) -> None:
     """Release a session of ``open_session`` on the server."""
     session.client.release_session()
     session.client.close()
@@ -86,8 +89,8 @@ def close_session(session: Any) -> None:
 
 
 def run_query(
-    session: Any, query: str, *, frames: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> Any:
+    session: SparkSession, query: str, *, frames: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> SparkSession:
     """Return the lazy result of a query over named frames.
 
     The server resolves names when it runs the query. Views could have other rows by then, so the
@@ -114,7 +117,7 @@ def _escape(text: str) -> str:
 
 
 def merge_rows(
-    session: Any,
+    session: SparkSession,
     path: str,
     source: Any,
     columns: Mapping[str, str],

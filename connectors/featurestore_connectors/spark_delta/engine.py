@@ -63,6 +63,8 @@ from featurestore_connectors.spark_delta.session import (
 from featurestore_connectors.spark_delta.staged import StagedRelation
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
 
@@ -80,9 +82,9 @@ class SparkEngine:
     name = "spark"
     dialect = "spark"
 
-    def __init__(self, session: Any = None, *, durability: str = "full") -> None:
+    def __init__(self, session: SparkSession = None, *, durability: str = "full") -> None:
         self._durable = is_durable(durability)
-        self._session: Any = None
+        self._session: SparkSession = None
         self._user_session = session
         self._owns_session = False
         self._lock = RLock()
@@ -97,7 +99,7 @@ class SparkEngine:
         self._is_inherited = self._session is not None or self._user_session is not None
 
     @property
-    def session(self) -> Any:
+    def session(self) -> SparkSession:
         """The SparkSession, found or started on first use."""
         if self._is_inherited:
             raise forked_process_error("The Spark session")
@@ -133,7 +135,7 @@ class SparkEngine:
             )
         return relations.adopt(frame)
 
-    def user_frame(self, relation: Relation) -> Any:
+    def user_frame(self, relation: Relation) -> DataFrame:
         return relation.native
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
@@ -344,7 +346,7 @@ class SparkEngine:
 
     # -- conversions --------------------------------------------------------------------
 
-    def to_spark(self, relation: Relation) -> Any:
+    def to_spark(self, relation: Relation) -> DataFrame:
         return relation.native
 
     def explain(self, relation: Relation) -> str:

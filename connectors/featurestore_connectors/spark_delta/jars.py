@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from featurestore.errors import ConfigurationError, MissingJava, missing_extra
 from featurestore.storage import files
 from featurestore.storage.connections import connected_roots
 from featurestore.storage.location import scheme_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Hadoop's version in each minor version of Spark, and the versions of the modules of its AWS client
 # (15 MB instead of 558 MB for the complete AWS bundle).
@@ -350,7 +353,7 @@ def connected_bucket() -> str | None:
     return next((root for root in connected_roots() if scheme_of(root) in CLIENTS), None)
 
 
-def has_class(session: Any, name: str) -> bool:
+def has_class(session: SparkSession, name: str) -> bool:
     """Return whether the JVM of a session can load a class."""
     from py4j.protocol import Py4JJavaError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from featurestore.delta.datafile import unsupported_feature_error
@@ -20,6 +20,9 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import make_absolute, remove_owner
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _LOCAL_SCHEME = re.compile(r"file:/+")
 # For each table and its summaries, the lowest version that was checked. Listing the files of a
 # version takes a Spark job.
@@ -28,7 +31,7 @@ _MAX_CHECKED = 1000
 _guard = threading.Lock()
 
 
-def check_listed_files(session: Any, path: str, version: int) -> None:
+def check_listed_files(session: SparkSession, path: str, version: int) -> None:
     """Check that Delta lists no files outside of a table's folder for a version.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -104,7 +103,7 @@ def footer_of(path: str) -> parquet.FileMetaData:
         return parquet.read_metadata(files.open_ranges(path))
 
 
-def _rows_per_batch(metadata: Any) -> int:
+def _rows_per_batch(metadata: parquet.FileMetaData) -> int:
     """Return the number of rows per batch, from the average row size in the footer."""
     size = 0
     for number in range(metadata.num_row_groups):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -30,6 +30,9 @@ from featurestore.retrieval.point_in_time import (
 from featurestore_connectors.spark_delta import row_hashes, shards
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.sqltext import column, label_key, timestamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 _PART = "part"
 _DAY = 86_400_000_000
@@ -68,7 +71,7 @@ def _read_group(engine: Engine, plan: FeaturePlan) -> Relation:
 class _LabelSide:
     """The left side with short column names ``c0, c1, ...``; ``names`` maps the original names."""
 
-    frame: Any
+    frame: DataFrame
     plan: FeaturePlan
     names: dict[str, str]
 
@@ -85,15 +88,15 @@ class _LabelSide:
             columns.append(column(name).alias(names[name]))
         return cls(left_rows.native.select(*columns), plan, names)
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str) -> Column:
         return column(self.names[name])
 
-    def key(self, name: str, dtype: pa.DataType) -> Any:
+    def key(self, name: str, dtype: pa.DataType) -> Column:
         """Return a left column cast for comparison with a key of a feature type."""
         return label_key(self.names[name], self.plan.left_schema.field(name).type, dtype)
 
     @property
-    def time(self) -> Any:
+    def time(self) -> Column:
         """The label time."""
         return label_time(self.plan, self.column)
 
@@ -109,7 +112,7 @@ def left_side(
     return engine.read_table(source.path, version=version, schema=schema, columns=columns)
 
 
-def label_time(plan: FeaturePlan, value: Callable[[str], Any]) -> Any:
+def label_time(plan: FeaturePlan, value: Callable[[str], Column]) -> Column:
     """Return the time of a label; ``value`` returns a column by name."""
     if plan.fixed_time is not None:
         return timestamp(plan.fixed_time)
@@ -138,7 +141,7 @@ class _SideFrame:
         """The column with the matching row."""
         return f"w{self.rule.number}"
 
-    def greatest(self, until: Any) -> Any:
+    def greatest(self, until: Column) -> Column:
         """Return the greatest row in a window."""
         from pyspark.sql import functions as F
 
@@ -150,7 +153,7 @@ class _SideFrame:
             best = F.max(self.match_column)
         return best.over(until).alias(self.match_column)
 
-    def rows(self, engine: Engine) -> Any:
+    def rows(self, engine: Engine) -> DataFrame:
         """Return the rows that can match a label: keys, ``since``, and ``row`` in match order."""
         from pyspark.sql import functions as F
 
@@ -171,7 +174,7 @@ class _SideFrame:
             selected_columns.append(since.alias("since"))
         return frame.select(*selected_columns, F.struct(*self._row_fields(times)).alias("row"))
 
-    def _eligible_since(self, times: dict[str, Any]) -> Any:
+    def _eligible_since(self, times: dict[str, Column]) -> Column | None:
         """Return the time from which a row is eligible, or None for groups without event time."""
         from pyspark.sql import functions as F
 
@@ -182,7 +185,7 @@ class _SideFrame:
             return eligible[0]
         return F.greatest(*eligible)
 
-    def _row_fields(self, times: dict[str, Any]) -> list[Any]:
+    def _row_fields(self, times: dict[str, Column]) -> list[Column]:
         """Return the fields of the struct ``row``: the ordering fields, followed by the outputs."""
         from pyspark.sql import functions as F
 
@@ -201,7 +204,7 @@ class _SideFrame:
         # match. A struct needs at least one field.
         return fields or [F.lit(True).alias("matched")]
 
-    def _keys(self) -> list[Any]:
+    def _keys(self) -> list[Column]:
         """Return the key columns with short names."""
         keys = [
             column(key).alias(name)
@@ -209,7 +212,7 @@ class _SideFrame:
         ]
         return keys
 
-    def _read_rows(self, engine: Engine) -> Any:
+    def _read_rows(self, engine: Engine) -> DataFrame:
         """Return the columns of the group that the join needs, with tie hashes if necessary."""
         source, names = self.rule.join.source, self.rule.columns
         schema, version = source.spec.schema, source.delta_version
@@ -219,11 +222,11 @@ class _SideFrame:
         all_rows = engine.read_table(source.path, version=version, schema=schema)
         return with_tie_hash(engine, all_rows, names)
 
-    def _time(self, name: str) -> Any:
+    def _time(self, name: str) -> Column:
         return timestamp_of(column(name), self.rule.spec.schema.field(name).type)
 
 
-def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
+def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> DataFrame:
     """Return the given columns and a hash of the whole row, used as a tiebreaker."""
     hashed = row_hashes.with_tie_hash(rows, name=TIE)
     if hashed is not None:
@@ -232,7 +235,9 @@ def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
     return engine.map_batches(rows, AddTieHash(tuple(names)), schema=schema).native
 
 
-def _join_as_of(frame: Any, sides: list[_SideFrame], left: _LabelSide, rows: list[Any]) -> Any:
+def _join_as_of(
+    frame: DataFrame, sides: list[_SideFrame], left: _LabelSide, rows: list[DataFrame]
+) -> DataFrame:
     """Return the frame with the greatest row of each group that is eligible at the label time."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -247,7 +252,7 @@ def _join_as_of(frame: Any, sides: list[_SideFrame], left: _LabelSide, rows: lis
     label = F.struct(*map(column, frame.columns))
     label_type = frame.select(label.alias("label")).schema["label"].dataType
 
-    def stream(*, time: Any, side: _SideFrame | None) -> list[Any]:
+    def stream(*, time: Column, side: _SideFrame | None) -> list[Column]:
         """Return the stream columns of labels (if ``side`` is None) or of a side's rows."""
         label_value = label
         if side is not None:
@@ -284,7 +289,7 @@ def _join_as_of(frame: Any, sides: list[_SideFrame], left: _LabelSide, rows: lis
     return matched_labels.select("label.*", *types)
 
 
-def _presort(merged: Any, keys: list[str], *, size: int | None) -> Any:
+def _presort(merged: DataFrame, keys: list[str], *, size: int | None) -> DataFrame:
     """Shuffle the stream by key hash, and sort it by an integer that combines hash and seconds.
 
     Spark sorts single integers without comparing rows. The window's sort by all keys and times,
@@ -302,7 +307,9 @@ def _presort(merged: Any, keys: list[str], *, size: int | None) -> Any:
     )
 
 
-def _join_on_key(frame: Any, side: _SideFrame, left: _LabelSide, rows: Any) -> Any:
+def _join_on_key(
+    frame: DataFrame, side: _SideFrame, left: _LabelSide, rows: DataFrame
+) -> DataFrame:
     """Return the frame with the greatest row of each key, independent of the label time."""
     from pyspark.sql import functions as F
 
@@ -321,7 +328,9 @@ def _join_on_key(frame: Any, side: _SideFrame, left: _LabelSide, rows: Any) -> A
     return frame.join(keyed_rows, matches, "left").drop(*names)
 
 
-def _select_result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideFrame]) -> Any:
+def _select_result(
+    frame: DataFrame, plan: FeaturePlan, left: _LabelSide, sides: list[_SideFrame]
+) -> DataFrame:
     """Return the result columns in order, without labels that an inner join drops."""
     from pyspark.sql import functions as F
 
@@ -348,13 +357,13 @@ def _select_result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[
     return frame.select(*columns)
 
 
-def _is_within_ttl(time: Any, event: Any, ttl: timedelta) -> Any:
+def _is_within_ttl(time: Column, event: Column, ttl: timedelta) -> Column:
     from pyspark.sql import functions as F
 
     return F.unix_micros(time) - F.unix_micros(event) <= F.lit(ttl // timedelta(microseconds=1))
 
 
-def timestamp_of(value: Any, dtype: pa.DataType) -> Any:
+def timestamp_of(value: Column, dtype: pa.DataType) -> Column:
     """Return a time column as a timestamp.
 
     A date is converted to midnight in UTC, independent of the session's time zone.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipimport import zipimporter
 
 import duckdb
@@ -49,6 +49,10 @@ from featurestore_connectors.spark_delta.sqltext import (
     type_sql,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 ENGINE = "spark"
 # Prefix of temporary columns. Feature names cannot start with this prefix.
@@ -59,7 +63,7 @@ _CONSTANTS = "spark.sql.legacy.parameterSubstitution.constantsOnly"
 _VIEWS = Lock()
 
 
-def relation(native: Any, schema: pa.Schema | None = None) -> Relation:
+def relation(native: DataFrame, schema: pa.Schema | None = None) -> Relation:
     """Return a relation over a DataFrame; without ``schema``, derive it from the Spark types."""
     if schema is None:
         native, schema = cast_to_features(native)
@@ -115,7 +119,11 @@ def within(source: Relation, window: TimeRange) -> Relation:
 
 
 def run_sql(
-    session: Any, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    session: SparkSession,
+    query: str,
+    *,
+    tables: Mapping[str, Relation],
+    parameters: Mapping[str, Any],
 ) -> Relation:
     """Return the lazy result of a query over named relations.
 
@@ -155,7 +163,7 @@ class QueryTranslator:
 
     def relation(
         self,
-        session: Any,
+        session: SparkSession,
         query: str,
         *,
         tables: Mapping[str, Relation],
@@ -230,7 +238,7 @@ class QueryTranslator:
 
 
 @contextmanager
-def report_overflows(session: Any) -> Iterator[None]:
+def report_overflows(session: SparkSession) -> Iterator[None]:
     """Make overflows errors, as in DuckDB, in the expressions that are resolved within the context.
 
     Raises:
@@ -252,7 +260,7 @@ def report_overflows(session: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _bind_parsed_parameters(session: Any) -> Iterator[None]:
+def _bind_parsed_parameters(session: SparkSession) -> Iterator[None]:
     """Make Spark bind parameters after parsing within the context.
 
     Spark 4.1 and later bind them while parsing, which the SQL parser of Delta 4.4 does not do.
@@ -272,7 +280,7 @@ def _bind_parsed_parameters(session: Any) -> Iterator[None]:
             session.conf.set(_CONSTANTS, previous)
 
 
-def _create_views(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
+def _create_views(session: SparkSession, tables: Mapping[str, Relation]) -> dict[str, DataFrame]:
     """Register relations as temporary views; return the user's views that they shadow."""
     hidden = {}
     for name in tables:
@@ -299,7 +307,7 @@ def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
     return relation(rows.unionByName(others), source.schema)
 
 
-def cast_to(frame: Any, target: Any) -> Any:
+def cast_to(frame: DataFrame, target: StructType) -> DataFrame:
     """Cast a frame to a Spark schema.
 
     Columns are matched by name and cast if their types differ. Missing columns are null.
@@ -329,7 +337,9 @@ def explain(source: Relation) -> str:
     return str(jvm.PythonSQLUtils.explainString(execution, "formatted"))
 
 
-def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
+def map_in_arrow(
+    frame: DataFrame, names: Sequence[str], task: Task, fields: StructType
+) -> DataFrame:
     """Return a frame that runs a task on the Arrow batches of each partition.
 
     ``names`` are the task's input columns. Spark parses names as SQL, so names with dots or
@@ -348,7 +358,7 @@ class ImportPath:
 
     folders: tuple[str, ...]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _extend_import_path, (self.folders,)
 
 
@@ -369,7 +379,7 @@ class ReusedWorkerTask:
     import_path: ImportPath
     task: Task
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Arguments are unpickled in order, so the worker can import the functions of the task.
         return ReusedWorkerTask, (self.import_path, self.task)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -39,6 +39,9 @@ from featurestore_connectors.spark_delta.relations import cast_to
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 _FILE, _IS_NEW = "__fs_file", "__fs_is_new"
 # Maximum bytes of the files that the driver reads and one task writes.
 _MAX_BYTES = 128 << 20
@@ -48,10 +51,10 @@ COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 def upsert(
     commit: CommitSession,
     path: str,
-    rows: Any,
+    rows: DataFrame,
     write: TableWrite,
     *,
-    deletes: Any | None = None,
+    deletes: DataFrame | None = None,
     grows: bool,
 ) -> None:
     """Replace rows by key, and remove rows with keys of ``deletes``; null keys never match."""
@@ -87,7 +90,7 @@ def upsert(
 
 
 def upsert_small(
-    commit: CommitSession, path: str, buffered: BufferedRelation, rows: Any, write: TableWrite
+    commit: CommitSession, path: str, buffered: BufferedRelation, rows: DataFrame, write: TableWrite
 ) -> bool:
     """Replace rows by key with buffered rows, without MERGE; return False if MERGE must be used.
 
@@ -156,7 +159,7 @@ def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list
     return affected, copied
 
 
-def _merge_rows(old: Any, rows: Any, key: Sequence[str]) -> Any:
+def _merge_rows(old: DataFrame, rows: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return the remaining old rows and the new rows in one partition, which becomes one file."""
     from pyspark.sql import functions as sf
 
@@ -169,7 +172,9 @@ def _merge_rows(old: Any, rows: Any, key: Sequence[str]) -> Any:
     return remaining.select(*map(column, rows.columns)).union(rows).coalesce(1)
 
 
-def append_with_offsets(commit: CommitSession, path: str, rows: Any, write: TableWrite) -> None:
+def append_with_offsets(
+    commit: CommitSession, path: str, rows: DataFrame, write: TableWrite
+) -> None:
     """Append rows and advance the transaction numbers in ``write.offsets``.
 
     Raises:
@@ -185,7 +190,7 @@ def append_with_offsets(commit: CommitSession, path: str, rows: Any, write: Tabl
 
 
 def upsert_with_offsets(
-    commit: CommitSession, path: str, rows: Any, write: TableWrite, deletes: Any | None
+    commit: CommitSession, path: str, rows: DataFrame, write: TableWrite, deletes: DataFrame | None
 ) -> None:
     """Replace rows by key, remove rows with keys of ``deletes``, and advance ``write.offsets``.
 
@@ -232,7 +237,7 @@ def _advance_offsets(transaction: Transaction, write: TableWrite) -> None:
 
 
 def delete(
-    session: Any,
+    session: SparkSession,
     path: str,
     predicate: str,
     *,
@@ -266,7 +271,7 @@ def delete(
 
 
 def widen_columns(
-    session: Any, path: str, columns: pa.Schema, *, durable: bool = True
+    session: SparkSession, path: str, columns: pa.Schema, *, durable: bool = True
 ) -> int | None:
     """Rewrite all files with wider decimals; return the version, or None if not necessary."""
     connect.refuse(session, "schema_change='add' with wider decimals")
@@ -298,7 +303,7 @@ def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
 
 
 def compact(
-    session: Any, path: str, *, below: int | None = None, durable: bool = True
+    session: SparkSession, path: str, *, below: int | None = None, durable: bool = True
 ) -> int | None:
     """Merge files smaller than ``below`` bytes; return the version, or None without changes."""
     with CommitSession(session, path, {"operation": "compact"}, durable=durable) as commit:

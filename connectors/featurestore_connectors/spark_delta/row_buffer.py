@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -29,6 +29,9 @@ from featurestore_connectors.spark_delta.sqltext import spark_schema, to_feature
 from featurestore_connectors.spark_delta.staged import staged_relation
 from featurestore_connectors.spark_delta.tasks import first_rows
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 # Rows up to this size are sent in the query plan, as a local relation.
 _LOCAL_RELATION_BYTES = 8 * 2**20
 _ROW_GROUP_BYTES = 32 * 2**20
@@ -43,9 +46,9 @@ class SpooledStreams:
     """
 
     def __init__(self) -> None:
-        self._folders: list[tuple[Any, str]] = []
+        self._folders: list[tuple[DataFrame, str]] = []
 
-    def spool(self, session: Any, reader: pa.RecordBatchReader) -> Relation:
+    def spool(self, session: SparkSession, reader: pa.RecordBatchReader) -> Relation:
         """Return a relation over the rows of a stream, in order.
 
         The stream is consumed batch by batch.
@@ -83,7 +86,9 @@ class SpooledStreams:
             shutil.rmtree(self._folders.pop()[1], ignore_errors=True)
 
 
-def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
+def _write_folder(
+    session: SparkSession, batches: Iterator[pa.RecordBatch], schema: pa.Schema
+) -> str:
     """Write a stream to a new folder; remove the folder if the stream fails."""
     # Executors that run as another user have access by the group of a staging folder with setgid.
     folder = make_temporary_folder(staging_directory(session), "featurestore-stream-")
@@ -123,7 +128,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterato
         yield pa.Table.from_batches(buffered, schema)
 
 
-def stage_frame(source: Relation, directory: str, session: Any) -> Relation:
+def stage_frame(source: Relation, directory: str, session: SparkSession) -> Relation:
     """Write the rows as Parquet and return a relation over the files.
 
     The relation belongs to ``session``. A micro-batch of a stream belongs to a session of the
@@ -148,7 +153,7 @@ class BufferedRelation(Relation):
 
 
 def buffer_rows(
-    session: Any, batches: Sequence[pa.RecordBatch], schema: pa.Schema
+    session: SparkSession, batches: Sequence[pa.RecordBatch], schema: pa.Schema
 ) -> BufferedRelation:
     """Return a relation over batches of feature types."""
     table = pa.Table.from_batches(map(to_storage, batches), storage_schema(schema))

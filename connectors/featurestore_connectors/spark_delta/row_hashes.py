@@ -11,7 +11,7 @@ import math
 import struct
 from base64 import b64decode
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from featurestore_connectors.spark_delta.jars import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import STORE_EXTENSION
 from featurestore_connectors.spark_delta.sqltext import column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
 
 _BITS = 16
 
@@ -139,7 +142,7 @@ def hashes_of_groups(
 # -- hashes -------------------------------------------------------------------------------
 
 
-def has_functions(session: Any) -> bool:
+def has_functions(session: SparkSession) -> bool:
     """Return whether the session has the SQL functions, and the executors have their jar.
 
     A session that the user built without the setting ``spark.sql.extensions`` gets the functions
@@ -154,7 +157,7 @@ def has_functions(session: Any) -> bool:
     return True
 
 
-def _with_column(source: Relation, name: str, value: Any, dtype: pa.DataType) -> Relation:
+def _with_column(source: Relation, name: str, value: Column, dtype: pa.DataType) -> Relation:
     native = source.native.select(*map(column, source.schema.names), value.alias(name))
     return relation(native, source.schema.append(pa.field(name, dtype)))
 

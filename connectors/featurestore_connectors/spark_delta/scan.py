@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -33,6 +33,9 @@ from featurestore_connectors.spark_delta.listed_files import check_listed_files
 from featurestore_connectors.spark_delta.relations import cast_to, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
 # Spark lists more paths than this with a job
 # (spark.sql.sources.parallelPartitionDiscovery.threshold).
 _FEW_FILES = 32
@@ -43,7 +46,7 @@ _FILE_NAME, _PARTITION = "__fs_file_name", "__fs_partition"
 _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 
 
-def read_scan(session: Any, table_scan: TableScan) -> Relation:
+def read_scan(session: SparkSession, table_scan: TableScan) -> Relation:
     """Return the rows of a Delta version."""
     from pyspark.sql import functions as sf
 
@@ -101,7 +104,9 @@ def _has_plain_files(snapshot: Snapshot) -> bool:
     return True
 
 
-def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]) -> Any:
+def plain_frame(
+    session: SparkSession, snapshot: Snapshot, data_files: Sequence[DataFile]
+) -> DataFrame:
     """Return a frame over files of a plain version, with the table's columns and types.
 
     Partition values come from the log.
@@ -141,7 +146,9 @@ def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]
     return frame.join(values, _FILE_NAME).select(*stored, *partitions)
 
 
-def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
+def read_files(
+    session: SparkSession, paths: Sequence[str], *, schema: pa.Schema | None
+) -> Relation:
     """Read Parquet files and, recursively, folders; columns are matched by name.
 
     Raises:
@@ -187,7 +194,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
     return relation(cast_to(frame, spark_schema(schema)), schema)
 
 
-def _whole_microseconds(name: str) -> Any:
+def _whole_microseconds(name: str) -> Column:
     """Return a column of nanoseconds as timestamps; finer times fail in the query."""
     from pyspark.sql import functions as sf
 

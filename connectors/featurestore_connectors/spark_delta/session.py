@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from featurestore.arrow.spark_connect import find_connect_session, is_connect_object
 from featurestore.errors import ConfigurationError, EngineError
@@ -28,6 +28,10 @@ from featurestore_connectors.spark_delta.jars import (
     delta_package,
     has_class,
 )
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.sql import SparkSession
 
 MASTER = "FEATURESTORE_SPARK_MASTER"
 DRIVER_MEMORY = "FEATURESTORE_SPARK_DRIVER_MEMORY"
@@ -61,7 +65,7 @@ _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 _LOG_SETTINGS = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 
-def find_session() -> Any:
+def find_session() -> SparkSession | None:
     """Return the active SparkSession, or None."""
     if "pyspark" not in sys.modules:
         return None
@@ -79,7 +83,7 @@ def find_session() -> Any:
     return SparkSession.builder.getOrCreate()
 
 
-def check_session(session: Any) -> None:
+def check_session(session: SparkSession) -> None:
     """Check that a user's session supports the store.
 
     Raises:
@@ -112,7 +116,7 @@ def check_session(session: Any) -> None:
         session.sparkContext.pythonExec = sys.executable
 
 
-def forbid_substitution(session: Any) -> None:
+def forbid_substitution(session: SparkSession) -> None:
     """Make a session parse ``${...}`` in queries and names as text.
 
     The setting stays: Spark Connect parses queries when they run, and other threads would see a
@@ -121,7 +125,7 @@ def forbid_substitution(session: Any) -> None:
     session.conf.set(_SUBSTITUTION, "false")
 
 
-def is_stopped(session: Any) -> bool:
+def is_stopped(session: SparkSession) -> bool:
     """Return whether a session can no longer run queries."""
     if is_connect_object(session):
         return bool(session.is_stopped)
@@ -129,7 +133,7 @@ def is_stopped(session: Any) -> bool:
     return session.sparkContext._jsc is None
 
 
-def check_log_store(session: Any, path: str) -> None:
+def check_log_store(session: SparkSession, path: str) -> None:
     """Check that commits of a session cannot overwrite commits of other writers.
 
     Delta's own log store publishes a commit by rename, which overwrites concurrent commits.
@@ -172,7 +176,7 @@ def session_hint(settings: Mapping[str, str]) -> str:
     )
 
 
-def start_session(location: str | None = None) -> Any:
+def start_session(location: str | None = None) -> SparkSession:
     """Start a session, local or on the master set by the environment or spark-submit.
 
     Args:
@@ -217,7 +221,9 @@ def start_session(location: str | None = None) -> Any:
     return session
 
 
-def configure_session(builder: Any, *, location: str | None = None) -> Any:
+def configure_session(
+    builder: SparkSession.Builder, *, location: str | None = None
+) -> SparkSession.Builder:
     """Add the settings and jars that the store needs to a ``SparkSession.builder``.
 
     Example:
@@ -278,19 +284,19 @@ def settings_for_builder(location: str) -> dict[str, str]:
     return settings
 
 
-def is_local(session: Any) -> bool:
+def is_local(session: SparkSession) -> bool:
     """Return whether the executors are threads of the driver."""
     return str(session.conf.get("spark.master", "")).startswith("local")
 
 
-def default_parallelism(session: Any) -> int:
+def default_parallelism(session: SparkSession) -> int:
     """Return the number of tasks that the application runs at a time."""
     if is_connect_object(session):
         return connect.read_parallelism(session)
     return int(session.sparkContext.defaultParallelism)
 
 
-def staging_directory(session: Any) -> str:
+def staging_directory(session: SparkSession) -> str:
     """Return the folder for data sent to executors; all executors must have access to it.
 
     Raises:
@@ -347,7 +353,7 @@ def _log_store_setting(scheme: str) -> str:
     return f"spark.delta.logStore.{scheme}.impl"
 
 
-def _configured_log_store(configuration: Any, scheme: str) -> str | None:
+def _configured_log_store(configuration: JavaObject, scheme: str) -> str | None:
     """Return the log store configured for all schemes or for one, or None."""
     for key in _log_store_keys(scheme):
         name = str(configuration.get(key, ""))
@@ -364,7 +370,7 @@ def _log_store_keys(scheme: str) -> list[str]:
     return keys
 
 
-def _check_delta_classes(session: Any) -> None:
+def _check_delta_classes(session: SparkSession) -> None:
     """Raise ConfigurationError if the JVM lacks Delta, as in spark-submit without --packages."""
     if not has_class(session, _CATALOG):
         raise ConfigurationError(
@@ -374,7 +380,7 @@ def _check_delta_classes(session: Any) -> None:
         )
 
 
-def _add_jar_to_driver(session: Any) -> None:
+def _add_jar_to_driver(session: SparkSession) -> None:
     """Add the log store jar to the driver of spark-submit, whose class path is already fixed."""
     jvm = session._jvm
     if not all(has_class(session, name) for name in LOG_STORES.values()):

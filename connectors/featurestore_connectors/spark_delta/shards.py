@@ -13,7 +13,7 @@ import struct
 import uuid
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -37,6 +37,9 @@ from featurestore_connectors.spark_delta.row_hashes import has_functions
 from featurestore_connectors.spark_delta.session import default_parallelism, is_local
 from featurestore_connectors.spark_delta.sqltext import column
 from featurestore_connectors.spark_delta.tasks import RESULT_FIELDS, ShardsTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 # Approximate bytes that a task sorts. All its rows may be collected to the driver at once.
 _TASK_BYTES = 128 << 20
@@ -77,7 +80,7 @@ def write_shards(
     return [pickle.loads(row["result"]) for row in in_order]
 
 
-def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> Any:
+def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> DataFrame:
     """Repartition rows so that shard s is in partition ``s % partitions``."""
     from pyspark.sql import functions as sf
 
@@ -89,7 +92,7 @@ def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> Any:
     return source.native.repartition(partitions, key)
 
 
-def _max_partitions(frame: Any) -> int:
+def _max_partitions(frame: DataFrame) -> int:
     """Return the largest number of partitions that is useful for this application."""
     session = frame.sparkSession
     tasks = 4 * default_parallelism(session)
@@ -132,7 +135,7 @@ def _rotate_left(value: int, bits: int) -> int:
     return (value << bits | value >> 32 - bits) & 0xFFFFFFFF
 
 
-def repartition_by_key(frame: Any, key: str, *, size: int | None) -> Any:
+def repartition_by_key(frame: DataFrame, key: str, *, size: int | None) -> DataFrame:
     """Shuffle the rows so that equal keys are in one partition.
 
     Spark uses ``spark.sql.shuffle.partitions`` partitions and coalesces small partitions. On a
@@ -151,7 +154,7 @@ def repartition_by_key(frame: Any, key: str, *, size: int | None) -> Any:
     return frame.repartition(required, column(key))
 
 
-def can_write_in_jvm(session: Any, schema: pa.Schema, directory: str) -> bool:
+def can_write_in_jvm(session: SparkSession, schema: pa.Schema, directory: str) -> bool:
     """Return whether the JVM supports all types of a schema and the directory is local."""
     all_supported = all(value_kind(dtype) is not None for dtype in schema.types)
     return all_supported and storage_for(directory).is_local and has_functions(session)
@@ -272,13 +275,13 @@ def _parse_file_report(path: str, report: dict[str, Any]) -> WrittenFile:
 
 def _decode_labels(
     dtype: pa.DataType, pairs: Sequence[tuple[Any, int]] | None
-) -> list[tuple[Any, int]] | None:
+) -> list[tuple[object, int]] | None:
     if pairs is None:
         return None
     return [(_decode_label(word, dtype), count) for word, count in pairs]
 
 
-def _decode_label(word: Any, dtype: pa.DataType) -> Any:
+def _decode_label(word: Any, dtype: pa.DataType) -> object:
     """Decode a label value from Java; floats are encoded as their bits."""
     if word is None or pat.is_string(dtype):
         return word

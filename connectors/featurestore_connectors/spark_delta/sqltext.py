@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -30,6 +30,10 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning, to_micros
 from featurestore.plugins.engine import TimeRange
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
 _QUOTED_OR_PARAMETER = re.compile(
     r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|\$(?P<name>[A-Za-z_]\w*)"
 )
@@ -44,14 +48,14 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def column(name: str) -> Any:
+def column(name: str) -> Column:
     """Return a column by its exact name, which may contain dots and backticks."""
     from pyspark.sql import functions as sf
 
     return sf.col(quote(name))
 
 
-def timestamp(time: datetime) -> Any:
+def timestamp(time: datetime) -> Column:
     """Return a timezone-aware datetime as a constant column.
 
     This avoids java.sql, which uses another calendar for old dates.
@@ -95,7 +99,7 @@ def convert_parameters(query: str) -> str:
     return _QUOTED_OR_PARAMETER.sub(replace, query)
 
 
-def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
+def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Column:
     """Cast a label key to the type of a group's key; null (no match) if out of range.
 
     ``name`` is the label column. The types are feature types.
@@ -121,7 +125,7 @@ def _type_name(dtype: pa.DataType) -> str:
     return type_sql(spark_schema(pa.schema([pa.field("key", dtype)])).fields[0].dataType)
 
 
-def type_sql(data_type: Any) -> str:
+def type_sql(data_type: DataType) -> str:
     """Return the SQL of a Spark type, with quoted field names.
 
     ``simpleString`` does not quote them, so a field name would be parsed as SQL.
@@ -140,7 +144,7 @@ def type_sql(data_type: Any) -> str:
     return str(data_type.simpleString())
 
 
-def spark_schema(features: pa.Schema) -> Any:
+def spark_schema(features: pa.Schema) -> StructType:
     """Return the Spark schema (StructType) of a schema of feature types."""
     from pyspark.sql.types import StructType
 
@@ -150,7 +154,7 @@ def spark_schema(features: pa.Schema) -> Any:
     return schema
 
 
-def _spark_type(dtype: pa.DataType) -> Any:
+def _spark_type(dtype: pa.DataType) -> DataType:
     """Return the Spark type of a storage type."""
     from pyspark.sql import types as spark
 
@@ -184,7 +188,7 @@ def _spark_type(dtype: pa.DataType) -> Any:
     return primitive_types[dtype]()
 
 
-def cast_to_features(frame: Any) -> tuple[Any, pa.Schema]:
+def cast_to_features(frame: DataFrame) -> tuple[DataFrame, pa.Schema]:
     """Return a DataFrame cast to supported column types, and its schema in feature types.
 
     Naive times are interpreted as UTC.
@@ -209,7 +213,7 @@ def cast_to_features(frame: Any) -> tuple[Any, pa.Schema]:
     return frame, schema
 
 
-def _arrow_schema(frame: Any) -> pa.Schema:
+def _arrow_schema(frame: DataFrame) -> pa.Schema:
     """Return the Arrow schema of a DataFrame."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type

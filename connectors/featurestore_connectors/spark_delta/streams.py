@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -32,6 +32,9 @@ from featurestore_connectors.spark_delta.tasks import (
     merge_table,
     read_message,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 # The number of states that one executor task merges.
 _STATES_AT_ONCE = 32
@@ -87,7 +90,9 @@ def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Resu
     return accumulator.finish(merge_states(accumulator, iter(states)))
 
 
-def _accumulate_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
+def _accumulate_files(
+    session: SparkSession, rows: ParquetRows, accumulator: Accumulator[State, Any]
+) -> Any:
     """Return a frame with the accumulator state of each file part."""
     task_count = max(default_parallelism(session), rows.bytes // _TASK_BYTES)
     task = AccumulateFilesTask(accumulator, rows, task_count, options_of_connections())
@@ -129,12 +134,12 @@ def duplicates(
     return repeated_count, stream(examples, batch_rows=limit, limit=limit).read_all().to_pylist()
 
 
-def _all_messages(messages: Any) -> Iterator[bytes]:
+def _all_messages(messages: DataFrame) -> Iterator[bytes]:
     for row in messages.toLocalIterator(prefetchPartitions=True):
         yield row[0]
 
 
-def _first_messages(messages: Any) -> Iterator[bytes]:
+def _first_messages(messages: DataFrame) -> Iterator[bytes]:
     """Yield the messages of the first partition, then of increasing numbers of partitions.
 
     The first partition often contains enough rows for a small limit.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -48,6 +48,10 @@ from featurestore_connectors.spark_delta.relations import cast_to
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import spark_schema
 from featurestore_connectors.spark_delta.staged import StagedRelation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructField, StructType
 
 # The limits of Delta's writers: the number of columns with statistics, and the length of string
 # bounds.
@@ -146,7 +150,7 @@ def _checksum_of_empty_table(commit: bytes) -> bytes:
 
 
 def write(
-    session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
+    session: SparkSession, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
     """Write one commit; return its version, or None if its transaction is already committed."""
     if write.offsets:
@@ -186,7 +190,7 @@ def _write_once(commit: CommitSession, path: str, relation: Relation, write: Tab
         _save_rows(commit, path, rows, write, grows=grows)
 
 
-def _add_missing_columns(columns: Any, added: pa.Schema | None) -> Any:
+def _add_missing_columns(columns: StructType, added: pa.Schema | None) -> StructType:
     """Return a Spark schema with the missing columns of ``added`` appended."""
     known_names = {name.lower() for name in columns.names}
     for field in spark_schema(added or pa.schema([])).fields:
@@ -210,7 +214,7 @@ def _upsert_once(
     commit: CommitSession,
     path: str,
     relation: Relation,
-    rows: Any,
+    rows: DataFrame,
     write: TableWrite,
     *,
     grows: bool,
@@ -245,7 +249,7 @@ def _upsert_once(
 
 
 def _save_rows(
-    commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool
+    commit: CommitSession, path: str, rows: DataFrame, write: TableWrite, *, grows: bool
 ) -> None:
     """Append, overwrite the table, or overwrite a range of the table."""
     # The user's session may have the mode "dynamic", in which an overwrite keeps other partitions.
@@ -298,7 +302,7 @@ def _append_linked(
     return True
 
 
-def _same_columns(session: Any, path: str, staged_rows: Relation) -> bool:
+def _same_columns(session: SparkSession, path: str, staged_rows: Relation) -> bool:
     """Return whether the rows have exactly the table's columns, which have no constraints."""
     table_fields = session.read.format("delta").load(path).schema.fields
     for column in table_fields:
@@ -308,7 +312,7 @@ def _same_columns(session: Any, path: str, staged_rows: Relation) -> bool:
     return _arrow_types(table_fields) == _arrow_types(staged_rows.native.schema.fields)
 
 
-def _arrow_types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
+def _arrow_types(fields: Sequence[StructField]) -> list[tuple[str, DataType]]:
     return [(field.name, field.dataType) for field in fields]
 
 
@@ -379,7 +383,7 @@ def _column_statistics(
 
 def _key_bounds(
     row_groups: Sequence[parquet.Statistics], dtype: pa.DataType
-) -> tuple[Any, Any] | None:
+) -> tuple[object, object] | None:
     """Return minimum and maximum in Delta's JSON format, or None if unknown."""
     is_scalar = pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_string(dtype)
     if not (is_scalar or pat.is_date32(dtype) or pat.is_timestamp(dtype)) or pat.is_uint64(dtype):
@@ -400,7 +404,7 @@ def _key_bounds(
     return None
 
 
-def _bound_text(value: Any) -> Any:
+def _bound_text(value: object) -> object:
     """Return a value in the log's JSON format, or None if it has no exact representation."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

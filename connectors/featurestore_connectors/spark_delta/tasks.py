@@ -248,7 +248,7 @@ def _to_features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return to_features(rename_columns(batch, schema), schema)
 
 
-def _encode_message(batch: pa.RecordBatch, options: Any) -> bytes:
+def _encode_message(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)

@@ -5,7 +5,7 @@ The semantics and the arithmetic are in ``featurestore.aggregates``, and run on 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -25,6 +25,9 @@ from featurestore_connectors.spark_delta.point_in_time import (
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
 from featurestore_connectors.spark_delta.sqltext import column, label_key, spark_schema
 from featurestore_connectors.spark_delta.tasks import MapSortedTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
@@ -91,7 +94,7 @@ def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _select_columns(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> Any:
+def _select_columns(frame: DataFrame, schema: pa.Schema, values: dict[str, Column]) -> Any:
     """Return a frame with the columns of the stream; columns without a value are null."""
     from pyspark.sql import functions as F
 
@@ -104,12 +107,12 @@ def _select_columns(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> An
     return frame.select(*columns)
 
 
-def _label_values(side: WindowSide, left: Relation) -> dict[str, Any]:
+def _label_values(side: WindowSide, left: Relation) -> dict[str, Column]:
     """Return the stream columns of the labels by name."""
     from pyspark.sql import functions as F
 
     schema = side.join.source.spec.schema
-    values: dict[str, Any] = {}
+    values: dict[str, Column] = {}
     for number, (label, key) in enumerate(side.join.on):
         label_type = side.plan.left_schema.field(label).type
         values[f"k{number}"] = label_key(label, label_type, schema.field(key).type)
@@ -123,12 +126,12 @@ def _label_values(side: WindowSide, left: Relation) -> dict[str, Any]:
     return values
 
 
-def _row_values(side: WindowSide) -> dict[str, Any]:
+def _row_values(side: WindowSide) -> dict[str, Column]:
     """Return the stream columns of the group's rows by name."""
     from pyspark.sql import functions as F
 
     schema = side.join.source.spec.schema
-    values: dict[str, Any] = {}
+    values: dict[str, Column] = {}
     for number, (_, key) in enumerate(side.join.on):
         values[f"k{number}"] = column(key)
     values[GROUP] = _sort_key(side, list(values.values()))
@@ -147,14 +150,14 @@ def _row_values(side: WindowSide) -> dict[str, Any]:
     return values
 
 
-def _sort_key(side: WindowSide, keys: list[Any]) -> Any:
+def _sort_key(side: WindowSide, keys: list[Column]) -> Column:
     """Return the sort key of the stream: the key, or a hash of the keys."""
     from pyspark.sql import functions as F
 
     return keys[0] if side.group_is_key else F.xxhash64(*keys)
 
 
-def _read_rows(engine: Engine, side: WindowSide) -> Any:
+def _read_rows(engine: Engine, side: WindowSide) -> DataFrame:
     """Read the rows that can contribute to a label, with tie hashes if needed."""
     source = side.join.source
     schema = source.spec.schema

@@ -9,7 +9,6 @@ from typing import Any
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
-from featurestore.lineage.expression_origins import find_columns
 from featurestore.lineage.origins import (
     AGGREGATION,
     FILTER,
@@ -19,6 +18,7 @@ from featurestore.lineage.origins import (
     Origin,
     Origins,
     Relation,
+    find_columns,
     sort_origins,
     then,
     union,

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from featurestore.lineage.expression_origins import Context, ExpressionTracer, is_aggregate
 from featurestore.lineage.origins import (
     AGGREGATION,
     CONDITIONAL,
@@ -23,10 +22,13 @@ from featurestore.lineage.origins import (
     SORT,
     TRANSFORMATION,
     UNNAMED,
+    Context,
     Dataset,
+    ExpressionTracer,
     Origin,
     Origins,
     Relation,
+    is_aggregate,
     then,
     union,
 )

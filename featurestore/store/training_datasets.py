@@ -122,7 +122,7 @@ class TrainingDatasetCalls(StoreBase):
         from featurestore.model.requests import TrainingRequest
         from featurestore.storage.failures import warn_after_publication
         from featurestore.training.create import create
-        from featurestore.training.export.label_checks import describe_text_labels
+        from featurestore.training.export.manifest import describe_text_labels
 
         refuse_name_before_data(data, name, call="create_training_dataset")
         request = TrainingRequest(
@@ -249,7 +249,7 @@ class TrainingDatasetCalls(StoreBase):
         >>> sorted(store.get_dataframe_tf_record_schema([{"x": 1.0, "words": ["a", "b"]}]))
         ['words', 'x']
         """
-        from featurestore.training.export.manifest import infer_record_schema
+        from featurestore.training.create import infer_record_schema
 
         return infer_record_schema(self._session, df)
 

@@ -24,7 +24,7 @@ from featurestore.storage.connections import use_options
 from featurestore.storage.location import require_local
 from featurestore.storage.manifests import read_annotations, read_manifest
 from featurestore.storage.shards import DEFAULT_CACHE_BYTES, open_cache
-from featurestore.training.model_inputs import ModelInputs
+from featurestore.training.transformations import ModelInputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -321,7 +321,7 @@ class TrainingDataset(ModelInputs):
         >>> copy.verify().ok
         True
         """
-        from featurestore.training.download import download, stored_bytes
+        from featurestore.training.catalog import download, stored_bytes
 
         directory = download(self.manifest, stored_bytes(self.path), os.fspath(path))
         return TrainingDataset(directory, self.manifest, self.session)

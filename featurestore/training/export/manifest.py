@@ -1,11 +1,12 @@
-"""The manifest of an export, which is built from the written shards, and checks of label values.
+"""The manifest of an export, which is built from the written shards, and checks of its labels.
 
-``infer_record_schema`` builds a manifest for a dataframe without files, to infer its TFRecord schema.
+Warnings are issued once for each label that a model cannot or need not learn, with what to look at.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError
@@ -13,10 +14,14 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
-from featurestore.arrow.schemas import type_to_json
-from featurestore.ingest import open_relation, peek_language
+from featurestore.arrow.repeated_columns import is_almost_unlabeled
+from featurestore.arrow.schemas import type_from_json, type_to_json
+from featurestore.errors import DataWarning, FeatureStoreError, InvalidArgument, listing
+from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import (
+    WEIGHT_ZERO,
     Manifest,
     ManifestColumn,
     ManifestFile,
@@ -26,18 +31,17 @@ from featurestore.model.manifest import (
 )
 from featurestore.model.roles import Role
 from featurestore.model.times import utc_now
-from featurestore.plugins.format import ColumnEncoding, WrittenFile, find_format
-from featurestore.session import Session
-from featurestore.training.export.label_checks import class_values
-from featurestore.training.export.profiles import ProfileAccumulator
+from featurestore.plugins.format import ColumnEncoding, WrittenFile
+from featurestore.readers.transformed import bytes_label_hint
 from featurestore.training.export.request import (
-    DEFAULT_BLOCK_ROWS,
     ExportRequest,
     RowProvenance,
-    refuse_untyped_columns,
 )
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.shards import ShardSummary, summaries_by_split
+from featurestore.transform.fitted import Transformations
+from featurestore.usersql import predicate
+from featurestore.usersql.text import DIALECT, quote
 
 _LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 
@@ -73,7 +77,9 @@ def build_manifest(
         split_rule=request.rule.to_json(),
         block_rows=request.block_rows,
         compression=request.compression,
-        columns=_columns(request.schema, request.format.encodings(plan.layout), request.roles),
+        columns=manifest_columns(
+            request.schema, request.format.encodings(plan.layout), request.roles
+        ),
         layout=plan.layout,
         splits=splits,
         files=(),
@@ -139,9 +145,10 @@ def library_versions(names: tuple[str, ...]) -> Mapping[str, str]:
     return versions
 
 
-def _columns(
+def manifest_columns(
     schema: pa.Schema, encodings: Mapping[str, ColumnEncoding], roles: Mapping[str, Role]
 ) -> tuple[ManifestColumn, ...]:
+    """Return the manifest entries of the columns."""
     columns = []
     for field in schema:
         encoding = encodings[field.name]
@@ -238,43 +245,162 @@ def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def infer_record_schema(session: Session, df: object) -> dict[str, Any]:
-    """Infer ``{column: tf.io feature}`` for a dataframe.
+_ROWS_PER_CLASS = 10  # average from which on contiguous numbers count as class codes
 
-    The rows are read once to count nulls and measure lengths. No file is written.
+
+def check_labels(
+    request: ExportRequest,
+    splits: Sequence[ManifestSplit],
+    missing_labels: MissingLabels | None,
+    *,
+    is_frame: bool,
+) -> None:
+    """Refuse rows without label, and warn about labels that no model can learn.
+
+    Warnings concern datasets without rows, labels with a single class or NaN, labels that are null
+    in almost all rows, and classes that are missing in the training split. ``is_frame`` is
+    False for rows of a dataframe of another library.
 
     Raises:
-        UnsupportedType: TFRecord does not support a column type; the message lists all columns.
+        InvalidArgument: A label is null in every row, or in some rows without a policy for them.
     """
-    tfrecord = find_format("tfrecord")
-    df, language = peek_language(df)
-    with open_relation(df, engine=session.engine) as rows:
-        schema = rows.schema
-        refuse_untyped_columns(schema, language=language)
-        tfrecord.check(schema, compression=None)
-        profiles = session.engine.aggregate(rows, ProfileAccumulator(tuple(schema.names)))
-    layout = tfrecord.layout(schema, profiles, compression=None, block_rows=DEFAULT_BLOCK_ROWS)
-    roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
-    nulls = {profile.name: profile.nulls for profile in profiles if profile.nulls}
-    split = ManifestSplit("all", rows=profiles[0].rows, bytes=0, shards=(), nulls=nulls)
-    # This manifest is not written; only its columns and layout determine the result.
-    manifest = Manifest(
-        name="dataframe",
-        version=1,
-        data_format="tfrecord",
-        seed=0,
-        key=(),
-        split_rule={},
-        block_rows=DEFAULT_BLOCK_ROWS,
-        compression=None,
-        columns=_columns(schema, tfrecord.encodings(layout), roles),
-        layout=layout,
-        splits=(split,),
-        files=(),
-        plan=None,
-        plan_hash=None,
-        sources=(),
-        reproducible=False,
-        reproducible_reason="it is a dataframe",
+    name = request.training.name
+    rows = sum(split.rows for split in splits)
+    dropped = 0
+    if missing_labels is not None and missing_labels.policy != WEIGHT_ZERO:
+        dropped = missing_labels.rows
+    if not rows:
+        if dropped:
+            raise _empty_label_error(listing(request.labels), dropped)
+        warn_caller(f"training dataset {name!r} has no rows", DataWarning)
+        return
+    if is_almost_unlabeled(rows, rows + dropped):
+        _warn_unlabeled(name, listing(request.labels), dropped, rows + dropped, "were dropped")
+    for label in request.labels:
+        nulls = sum(split.nulls.get(label, 0) for split in splits)
+        if nulls == rows:
+            raise _empty_label_error(repr(label), rows)
+        if nulls and request.training.missing_labels == "error":
+            raise _missing_label_error(
+                request, label, f"{nulls:,} of {rows:,} rows", is_frame=is_frame
+            )
+        if is_almost_unlabeled(rows - nulls, rows):
+            _warn_unlabeled(name, repr(label), nulls, rows, "have the weight 0")
+        _warn_about_classes(request, splits, label)
+
+
+def _warn_unlabeled(dataset: str, label: str, nulls: int, rows: int, result: str) -> None:
+    warn_caller(
+        f"the label {label} of training dataset {dataset!r} is null in {nulls:,} of {rows:,} "
+        f"rows, which {result}: look at the join that computes it, at the types of its keys, and "
+        "at the times of the rows",
+        DataWarning,
     )
-    return tfrecord.feature_spec(manifest)
+
+
+def describe_text_labels(manifest: Manifest, transform: Transformations | None) -> str | None:
+    """Describe which models take the labels that are text, None without such labels."""
+    labels = [
+        column.name
+        for column in manifest.columns
+        if column.role == "label"
+        and pat.is_string(type_from_json(column.type))
+        and (transform is None or column.name not in transform)
+    ]
+    if not labels:
+        return None
+    return (
+        f"text:     {', '.join(labels)}; models of scikit-learn take it, and those of Keras and "
+        f"PyTorch need\n          {bytes_label_hint(manifest, labels)}"
+    )
+
+
+def _empty_label_error(label: str, rows: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"The label {label} is null in all {rows:,} rows.",
+        hint="check the name of the label and the join that computes it",
+    )
+
+
+def _missing_label_error(
+    request: ExportRequest, label: str, rows: str, *, is_frame: bool
+) -> InvalidArgument:
+    """Return the error for rows without label, with the line that removes them."""
+    hint = 'missing_labels="drop", or missing_labels="weight_zero" to store these rows with the weight 0'
+    line = None
+    if is_frame:
+        condition = f"{label} is not null"
+        try:
+            predicate(condition, schema=request.schema, dialect=DIALECT)
+        except FeatureStoreError:  # a reserved word of SQL
+            condition = f"{quote(label)} is not null"
+        line = f"frame = frame.filter({condition!r})"
+    return InvalidArgument(
+        f"The label {label!r} is null in {rows}, and a model would learn them as zeros.",
+        hint=hint if line is None else f"{line}, or {hint}",
+    )
+
+
+def _warn_about_classes(
+    request: ExportRequest, splits: Sequence[ManifestSplit], label: str
+) -> None:
+    """Warn about NaN labels, single classes, and classes that the training split lacks."""
+    name, label_type = request.training.name, request.schema.field(label).type
+    totals: Counter[str] = Counter()
+    for split in splits:
+        totals.update(split.value_counts(label) or {})
+    classes = class_values(totals, label_type)
+    nan_count = sum(totals.values()) - sum(classes.values())
+    if nan_count:
+        warn_caller(
+            f"the label {label!r} of training dataset {name!r} is NaN in {nan_count:,} rows: "
+            f"the loss and then the model become NaN; df.dropna(subset=[{label!r}]) "
+            "removes them",
+            DataWarning,
+        )
+    training_split = next((split for split in splits if split.name == "train"), splits[0])
+    training_classes = class_values(training_split.value_counts(label) or {}, label_type)
+    if len(training_classes) == 1:
+        ((value, rows),) = training_classes.items()
+        where = "" if len(classes) == 1 else f" in split {training_split.name!r}"
+        warn_caller(
+            f"the label {label!r} of training dataset {name!r} has a single value{where}: "
+            f"{value} in {sum(classes.values()) if not where else rows:,} rows: look at the "
+            "filters, the times and the join that select these rows",
+            DataWarning,
+        )
+    if not training_classes or pat.is_temporal(label_type) or not _are_class_values(classes):
+        return
+    for split in splits:
+        split_classes = class_values(split.value_counts(label) or {}, label_type)
+        missing_classes = sorted(value for value in split_classes if value not in training_classes)
+        if missing_classes:
+            warn_caller(
+                f"the label {label!r} of training dataset {name!r} has classes in split "
+                f"{split.name!r} that are missing in the training split: {listing(missing_classes)}; "
+                f"stratify={label!r} divides each class among the splits",
+                DataWarning,
+            )
+
+
+def class_values(counts: Mapping[str, int], label_type: pa.DataType) -> dict[str, int]:
+    """Return the counts of classes: all label values, except the NaN of a floating-point type."""
+    return {
+        value: count
+        for value, count in counts.items()
+        if not (value == "nan" and pat.is_floating(label_type))
+    }
+
+
+def _are_class_values(counts: Mapping[str, int]) -> bool:
+    """Return whether label values are classes: strings, booleans, or the codes 0..n or 1..n.
+
+    Times and other numbers are quantities. Codes with few rows each, such as ages, are quantities
+    too, since a test split normally has some values that the training split lacks.
+    """
+    try:
+        codes = sorted({float(value) for value in counts})
+    except ValueError:
+        return True
+    contiguous = bool(codes) and codes[0] in (0, 1) and codes[-1] - codes[0] == len(codes) - 1
+    return contiguous and sum(counts.values()) >= _ROWS_PER_CLASS * len(codes)

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.batches import select_rows
-from featurestore.errors import listing
+from featurestore.arrow.repeated_columns import find_repeated
+from featurestore.errors import DataWarning, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import Manifest
 from featurestore.model.threads import independent_tasks
@@ -35,10 +36,6 @@ from featurestore.storage import files
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.boundaries import groups_and_hashes
 from featurestore.training.export.hashed_rows import HashedRows
-from featurestore.training.export.label_checks import (
-    find_repeated_labels,
-    warn_about_repeated_labels,
-)
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.transformations import (
@@ -319,6 +316,33 @@ def write_statistics(
     training_split = splits.index("train") if "train" in splits else 0
     warn_about_repeated_labels(dataset, encoded[training_split].repeated_labels)
     return entries
+
+
+def find_repeated_labels(state: StatisticsState) -> dict[str, dict[str, str]]:
+    """Return the features that repeat a label in the sample of a split, by label."""
+    rows = state.sample.rows()
+    features, labels = {}, {}
+    for column in state.columns:
+        # The sample has only the lengths of binary values and lists.
+        if column.value_kind in ("binary", "list", "struct"):
+            continue
+        if column.role == "label":
+            labels[column.name] = rows.column(column.name)
+        elif column.role == "feature":
+            features[column.name] = rows.column(column.name)
+    return find_repeated(features, labels)
+
+
+def warn_about_repeated_labels(dataset: str, repeated: Mapping[str, Mapping[str, str]]) -> None:
+    """Warn about features from which a model can read the label, once for each label."""
+    for label, correspondences in repeated.items():
+        features = [f"{name!r} ({text})" for name, text in correspondences.items()]
+        warn_caller(
+            f"features of training dataset {dataset!r} repeat the label {label!r}: "
+            f"{', '.join(features)}: look at how they are computed, and whether they are known "
+            f"before the label; exclude={list(correspondences)} removes them",
+            DataWarning,
+        )
 
 
 def warn_about_row_ids(splits: Sequence[Statistics]) -> None:

@@ -248,13 +248,13 @@ class ColumnBounds:
         )
 
 
-def has_bounds(kind: pa.DataType) -> bool:
+def has_bounds(dtype: pa.DataType) -> bool:
     """Return True if bounds are supported for columns of a storage type."""
-    return bool(pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind))
+    return bool(pat.is_integer(dtype) or pat.is_date(dtype) or pat.is_timestamp(dtype))
 
 
 def bounds_from_statistics(
-    statistics: Mapping[str, Any], column: str, kind: pa.DataType
+    statistics: Mapping[str, Any], column: str, dtype: pa.DataType
 ) -> tuple[int, int] | None:
     """Return the lower and upper bound of a column from file statistics, or None if unknown.
 
@@ -265,23 +265,23 @@ def bounds_from_statistics(
     minimums, maximums = statistics.get("minValues"), statistics.get("maxValues")
     if not isinstance(minimums, dict) or not isinstance(maximums, dict):
         return None
-    low = _parse_bound(minimums.get(column), kind, slack=-_TRUNCATED_MICROS)
-    high = _parse_bound(maximums.get(column), kind, slack=_TRUNCATED_MICROS)
+    low = _parse_bound(minimums.get(column), dtype, slack=-_TRUNCATED_MICROS)
+    high = _parse_bound(maximums.get(column), dtype, slack=_TRUNCATED_MICROS)
     if low is None or high is None:
         return None
     return low, high
 
 
-def bounds_from_partition(text: str | None, kind: pa.DataType) -> tuple[int, int] | None:
+def bounds_from_partition(text: str | None, dtype: pa.DataType) -> tuple[int, int] | None:
     """Return the bounds of a partition column for a partition value."""
     value: Any = text
-    if text is not None and pat.is_integer(kind):
+    if text is not None and pat.is_integer(dtype):
         try:
             value = int(text)
         except ValueError:
             return None
     # Partition values are complete: writers do not truncate them.
-    bound = _parse_bound(value, kind, slack=0)
+    bound = _parse_bound(value, dtype, slack=0)
     if bound is None:
         return None
     return bound, bound
@@ -304,9 +304,9 @@ def ordinal(value: Any) -> int | None:
     return None
 
 
-def _parse_bound(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
+def _parse_bound(value: Any, dtype: pa.DataType, *, slack: int) -> int | None:
     """Convert a bound in the log to an ordinal, shifted by ``slack`` if it may be truncated."""
-    if pat.is_integer(kind):
+    if pat.is_integer(dtype):
         # Integers in JSON have any size, and bounds are stored as int64.
         if not isinstance(value, int) or not _INT64.min <= value <= _INT64.max:
             return None
@@ -314,9 +314,9 @@ def _parse_bound(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
     if not isinstance(value, str):
         return None
     try:
-        if pat.is_date(kind):
+        if pat.is_date(dtype):
             return ordinal(date.fromisoformat(value))
-        if pat.is_timestamp(kind):
+        if pat.is_timestamp(dtype):
             bound = ordinal(datetime.fromisoformat(value))
             if bound is not None and _may_be_truncated(value):
                 bound += slack

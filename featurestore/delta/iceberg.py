@@ -227,20 +227,20 @@ def _iceberg_schema(schema: pa.Schema) -> Schema:
     fields = []
     for number, field in enumerate(schema, 1):
         nested_ids = iter(range(number * _NESTED_IDS + 1, (number + 1) * _NESTED_IDS))
-        kind = _iceberg_type(field.type, nested_ids)
-        fields.append(NestedField(number, field.name, kind, required=False))
+        dtype = _iceberg_type(field.type, nested_ids)
+        fields.append(NestedField(number, field.name, dtype, required=False))
     return Schema(*fields, schema_id=0)
 
 
-def _iceberg_type(kind: pa.DataType, ids: Any) -> Any:
+def _iceberg_type(dtype: pa.DataType, ids: Any) -> Any:
     """Return the Iceberg type of a storage type; ``ids`` yields the ids of nested fields."""
     from pyiceberg import types
 
-    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+    if pat.is_list(dtype) or pat.is_large_list(dtype) or pat.is_fixed_size_list(dtype):
         number = next(ids)
-        return types.ListType(number, _iceberg_type(kind.value_type, ids), element_required=False)
-    if pat.is_struct(kind):
-        numbered_fields = [(next(ids), field) for field in kind]
+        return types.ListType(number, _iceberg_type(dtype.value_type, ids), element_required=False)
+    if pat.is_struct(dtype):
+        numbered_fields = [(next(ids), field) for field in dtype]
         return types.StructType(
             *(
                 types.NestedField(
@@ -249,10 +249,10 @@ def _iceberg_type(kind: pa.DataType, ids: Any) -> Any:
                 for number, field in numbered_fields
             )
         )
-    if pat.is_decimal(kind):
-        return types.DecimalType(kind.precision, kind.scale)
-    if pat.is_timestamp(kind):
-        return types.TimestampType() if kind.tz is None else types.TimestamptzType()
+    if pat.is_decimal(dtype):
+        return types.DecimalType(dtype.precision, dtype.scale)
+    if pat.is_timestamp(dtype):
+        return types.TimestampType() if dtype.tz is None else types.TimestamptzType()
     simple_types = (
         (pat.is_boolean, types.BooleanType),
         (pat.is_int64, types.LongType),
@@ -264,9 +264,9 @@ def _iceberg_type(kind: pa.DataType, ids: Any) -> Any:
         (pat.is_binary, types.BinaryType),
     )
     for is_kind, iceberg_type in simple_types:
-        if is_kind(kind):
+        if is_kind(dtype):
             return iceberg_type()
-    raise UnsupportedType(f"Iceberg has no type for {kind}.")
+    raise UnsupportedType(f"Iceberg has no type for {dtype}.")
 
 
 def _memory_file(location: str) -> Any:

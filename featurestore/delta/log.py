@@ -394,21 +394,25 @@ def parse_actions(text: str) -> Actions:
     for action in actions:
         if not isinstance(action, dict):
             raise ValueError(f"an action must be an object, not {action!r:.80}")
-        for kind in _KINDS_OF_OBJECTS:
-            if not isinstance(action.get(kind, None), dict | None):
-                raise ValueError(f"{kind!r} must be an object, not {action[kind]!r:.80}")
-        for kind in ("add", "remove"):
-            if action.get(kind) is not None and not isinstance(action[kind].get("path"), str):
-                raise ValueError(f"{kind!r} has no path")
+        for action_type in _KINDS_OF_OBJECTS:
+            if not isinstance(action.get(action_type, None), dict | None):
+                raise ValueError(
+                    f"{action_type!r} must be an object, not {action[action_type]!r:.80}"
+                )
+        for action_type in ("add", "remove"):
+            if action.get(action_type) is not None and not isinstance(
+                action[action_type].get("path"), str
+            ):
+                raise ValueError(f"{action_type!r} has no path")
     if not actions:
         raise ValueError("the commit has no actions")
     return actions
 
 
-def actions_of_kind(actions: Actions, kind: str) -> Iterator[dict[str, Any]]:
+def actions_of_kind(actions: Actions, action_type: str) -> Iterator[dict[str, Any]]:
     """Yield the actions of a kind."""
     for action in actions:
-        payload = action.get(kind)
+        payload = action.get(action_type)
         if payload is not None:
             yield payload
 
@@ -434,8 +438,8 @@ def parse_user_metadata(actions: Actions) -> Mapping[str, Any]:
 
 def changes_data(actions: Actions) -> bool:
     """Return True if a commit changes rows; compactions and property changes do not."""
-    for kind in ("add", "remove"):
-        for action in actions_of_kind(actions, kind):
+    for action_type in ("add", "remove"):
+        for action in actions_of_kind(actions, action_type):
             # The field is required; without it, a change is the safe assumption.
             if action.get("dataChange", True):
                 return True

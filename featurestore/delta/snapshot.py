@@ -101,19 +101,19 @@ class Snapshot:
         bounds = self.bounds(column)
         if bounds is None:
             return None
-        kind = self.schema.field(column).type
-        if pat.is_integer(kind):
+        dtype = self.schema.field(column).type
+        if pat.is_integer(dtype):
             return None
-        return [_to_micros(pair, kind) for pair in bounds.pairs()]
+        return [_to_micros(pair, dtype) for pair in bounds.pairs()]
 
     def times_of_added(self, add: Mapping[str, Any], column: str) -> tuple[int, int] | None:
         """Return the minimum and maximum time in the file of an add action, or None if unknown."""
-        kind = self.schema.field(column).type
+        dtype = self.schema.field(column).type
         if column in self.partition_by:
-            bounds = bounds_from_partition(add.get("partitionValues", {}).get(column), kind)
+            bounds = bounds_from_partition(add.get("partitionValues", {}).get(column), dtype)
         else:
-            bounds = bounds_from_statistics(parse_statistics(add.get("stats")), column, kind)
-        return _to_micros(bounds, kind)
+            bounds = bounds_from_statistics(parse_statistics(add.get("stats")), column, dtype)
+        return _to_micros(bounds, dtype)
 
 
 def read_snapshot(path: str, version: int | None = None) -> Snapshot:
@@ -399,7 +399,7 @@ def _build_snapshot(
         )
     except UnknownTypeError as error:
         raise unsupported_feature_error(
-            path, f"the type {error.kind} (column {error.column!r})"
+            path, f"the type {error.definition} (column {error.column!r})"
         ) from error
     except (KeyError, TypeError, ValueError) as error:
         # UnsupportedTable is also a ValueError.
@@ -411,22 +411,22 @@ def _build_snapshot(
         ) from error
 
 
-def _to_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, int] | None:
-    if pair is None or pat.is_integer(kind):
+def _to_micros(pair: tuple[int, int] | None, dtype: pa.DataType) -> tuple[int, int] | None:
+    if pair is None or pat.is_integer(dtype):
         return None
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return pair
     return pair[0] * MICROS_OF_DAY, pair[1] * MICROS_OF_DAY
 
 
 def _read_bounds(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> ColumnBounds:
     """Return the bounds of a column in some files, from partition values or statistics."""
-    kind = snapshot.schema.field(column).type
+    dtype = snapshot.schema.field(column).type
     if column in snapshot.partition_by:
-        pairs = [bounds_from_partition(file.partition.get(column), kind) for file in files]
+        pairs = [bounds_from_partition(file.partition.get(column), dtype) for file in files]
     else:
         pairs = [
-            bounds_from_statistics(parse_statistics(file.statistics), column, kind)
+            bounds_from_statistics(parse_statistics(file.statistics), column, dtype)
             for file in files
         ]
     return ColumnBounds.from_pairs(pairs)

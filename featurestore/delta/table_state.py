@@ -101,9 +101,9 @@ def arrow_schema(text: str) -> pa.Schema:
     """
     fields = []
     try:
-        for each in json.loads(text)["fields"]:
-            field = _parse_field(each, each["name"])
-            metadata = each.get("metadata") or {}
+        for definition in json.loads(text)["fields"]:
+            field = _parse_field(definition, definition["name"])
+            metadata = definition.get("metadata") or {}
             # Strings (a comment, a shape) are retained when a new schema is written.
             texts = {key: value for key, value in metadata.items() if isinstance(value, str)}
             fields.append(field.with_metadata(texts or None))
@@ -131,7 +131,7 @@ def _parse_type(definition: Any, column: str) -> pa.DataType:
     if not isinstance(definition, dict):
         raise UnknownTypeError(column, definition)
     if definition["type"] == "struct":
-        return pa.struct([_parse_field(each, column) for each in definition["fields"]])
+        return pa.struct([_parse_field(member, column) for member in definition["fields"]])
     if definition["type"] == "array":
         element = _parse_type(definition["elementType"], column)
         return pa.list_(pa.field("element", element, bool(definition.get("containsNull", True))))
@@ -166,10 +166,12 @@ def decimal_digits(name: str) -> tuple[int, int] | None:
 class UnknownTypeError(ValueError):
     """A column has an unknown type. Only for use within the package."""
 
-    def __init__(self, column: str, kind: object) -> None:
+    def __init__(self, column: str, type_definition: object) -> None:
         self.column = column
-        self.kind = kind if isinstance(kind, str) else json.dumps(kind)
-        super().__init__(f"{column}: {self.kind}")
+        self.definition = (
+            type_definition if isinstance(type_definition, str) else json.dumps(type_definition)
+        )
+        super().__init__(f"{column}: {self.definition}")
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
         checkpoint.metadata = metadata
     checkpoint.transactions += actions_of_kind(actions, "txn")
     checkpoint.adds += actions_of_kind(actions, "add")
-    return [str(each["path"]) for each in actions_of_kind(actions, "sidecar")]
+    return [str(sidecar["path"]) for sidecar in actions_of_kind(actions, "sidecar")]
 
 
 def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
@@ -317,13 +319,13 @@ def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
         add_type = file.schema_arrow.field("add").type
         add_columns = [f"add.{name}" for name in _ADD_FIELDS if add_type.get_field_index(name) >= 0]
         checkpoint.adds += _add_actions(file.read(columns=add_columns))
-    return [str(each["path"]) for each in _actions_of_kind(actions, "sidecar")]
+    return [str(sidecar["path"]) for sidecar in _actions_of_kind(actions, "sidecar")]
 
 
-def _actions_of_kind(actions: pa.Table, kind: str) -> list[dict[str, Any]]:
-    if kind not in actions.column_names:
+def _actions_of_kind(actions: pa.Table, action_type: str) -> list[dict[str, Any]]:
+    if action_type not in actions.column_names:
         return []
-    values = actions[kind].combine_chunks()
+    values = actions[action_type].combine_chunks()
     return list(values.filter(values.is_valid()).to_pylist())
 
 

@@ -13,6 +13,7 @@ import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -156,7 +157,7 @@ def _verify_link(
 
 def _compare_witnesses(result: TableVerification, witnesses: tuple[Witness, ...]) -> None:
     """Compare the end of the log with records of other files."""
-    for witness in sorted(witnesses, key=lambda each: each.delta_version):
+    for witness in sorted(witnesses, key=attrgetter("delta_version")):
         version = witness.delta_version
         if version > result.latest:
             message = f"is missing: {witness.owner} has this version, but the log ends at "
@@ -220,7 +221,7 @@ def _verify_start(result: TableVerification, listed: log.LogFiles, replay: Repla
     if first == 0 or {first - 1, first} & listed.checkpoints.keys():
         return
     # Other programs remove commits by age, also some of the commits before a checkpoint.
-    checkpoint = min((each for each in listed.checkpoints if each > first), default=None)
+    checkpoint = min((version for version in listed.checkpoints if version > first), default=None)
     properties = (replay.metadata or {}).get("configuration") or {}
     if checkpoint is not None and properties.get(_CLEANUP) != "false":
         earlier = f"Delta versions before {first}: their commits were removed"

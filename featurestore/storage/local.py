@@ -226,7 +226,7 @@ class LocalStorage:
 
     def last_write_time(self, path: str) -> datetime | None:
         paths = [path] if os.path.isfile(path) else list(self.walk(path))
-        latest = max((os.stat(each).st_mtime for each in paths), default=None)
+        latest = max((os.stat(file).st_mtime for file in paths), default=None)
         return None if latest is None else datetime.fromtimestamp(latest, UTC)
 
     def current_time(self, location: str) -> datetime:

@@ -153,7 +153,9 @@ def store_settings(scheme: str, options: Mapping[str, str]) -> Settings:
         return s3_settings(options)
     provider = _PROVIDERS[scheme]
     checked_options = check_options(options, scheme=scheme)
-    option_types = [kind for key, kind in provider.credentials.items() if key in checked_options]
+    option_types = [
+        option_type for key, option_type in provider.credentials.items() if key in checked_options
+    ]
     has_token = GOOGLE_TOKEN in checked_options
     store = {}
     for key in provider.options:

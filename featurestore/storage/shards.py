@@ -331,14 +331,14 @@ class ShardFile:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.closed = True
         # The rest is a wait for the disk or the network.
         release_slot()
-        self._resources.__exit__(kind, error, trace)
+        self._resources.__exit__(error_type, error, trace)
 
 
 def is_temporary(name: str) -> bool:

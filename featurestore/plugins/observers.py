@@ -135,7 +135,7 @@ def notify_end(work: Work) -> None:
 
 
 @contextlib.contextmanager
-def observed_part(kind: WorkKind, name: str, *, version: int | None = None) -> Iterator[Work]:
+def observed_part(operation: WorkKind, name: str, *, version: int | None = None) -> Iterator[Work]:
     """Notify observers of a step within the current operation; a no-op without one.
 
     If the current operation has the same kind, it is yielded and observers are not notified.
@@ -143,10 +143,10 @@ def observed_part(kind: WorkKind, name: str, *, version: int | None = None) -> I
     parent = _current.get()
     if parent is None:
         # Callers set attributes of the operation without checking whether it is observed.
-        yield Work(kind, name, "", "", version)
+        yield Work(operation, name, "", "", version)
         return
-    if parent.kind == kind:
+    if parent.kind == operation:
         yield parent
         return
-    with observed(Work(kind, name, uuid.uuid4().hex, parent.location, version)) as work:
+    with observed(Work(operation, name, uuid.uuid4().hex, parent.location, version)) as work:
         yield work

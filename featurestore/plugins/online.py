@@ -189,13 +189,13 @@ def open_config(config: OnlineConfig) -> OnlineStore:
     Raises:
         InvalidArgument: No store for the scheme of the URI is installed, or the URI is invalid.
     """
-    kind = online_kind(config.uri)
-    entry_point = find_plugin("online_stores", kind)
+    store_type = online_kind(config.uri)
+    entry_point = find_plugin("online_stores", store_type)
     if entry_point is None:
         available = plugin_names("online_stores")
         raise InvalidArgument(
-            f"Unknown kind of online store {kind!r}. Available: {listing(available)}.",
-            hint=did_you_mean(kind, available) or "redis://localhost:6379/0",
+            f"Unknown kind of online store {store_type!r}. Available: {listing(available)}.",
+            hint=did_you_mean(store_type, available) or "redis://localhost:6379/0",
         )
     store: OnlineStore = load_plugin(entry_point)(config)
     return store

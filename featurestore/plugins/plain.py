@@ -71,7 +71,7 @@ class PlainFormat:
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         """Read all rows of a shard, and return its defects."""
-        names = [each["name"] for each in layout["schema"]]
+        names = [column["name"] for column in layout["schema"]]
         try:
             shard = self.open_shard(path, layout=layout)
             for start in range(0, shard.rows, _VERIFIED_ROWS):
@@ -172,31 +172,31 @@ def plain_encodings(schema: pa.Schema, *, null: str) -> dict[str, ColumnEncoding
 
     encodings = {}
     for field in schema:
-        kind = field.type
+        dtype = field.type
         sizes: list[int] = []
         is_ragged = False
-        while pat.is_fixed_size_list(kind) or pat.is_list(kind):
-            if pat.is_fixed_size_list(kind):
-                sizes.append(kind.list_size)
+        while pat.is_fixed_size_list(dtype) or pat.is_list(dtype):
+            if pat.is_fixed_size_list(dtype):
+                sizes.append(dtype.list_size)
             else:
                 is_ragged = True
-            kind = kind.value_type
+            dtype = dtype.value_type
         shape = None if is_ragged else tuple(sizes)
-        encodings[field.name] = ColumnEncoding(_tf_type(kind), shape, null)
+        encodings[field.name] = ColumnEncoding(_tf_type(dtype), shape, null)
     return encodings
 
 
-def _tf_type(kind: pa.DataType) -> str:
+def _tf_type(dtype: pa.DataType) -> str:
     """Return the ``tf_type`` of a column encoding for a scalar type."""
     import pyarrow.types as pat
 
-    if pat.is_float64(kind):
+    if pat.is_float64(dtype):
         return "float64"
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         return "float32"
-    if pat.is_struct(kind):
+    if pat.is_struct(dtype):
         return "struct"
-    if pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind):
+    if pat.is_string(dtype) or pat.is_binary(dtype) or pat.is_decimal(dtype):
         return "bytes"
     return "int64"
 
@@ -206,36 +206,36 @@ def variable_length_columns(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if _has_variable_length(field.type)]
 
 
-def _has_variable_length(kind: pa.DataType) -> bool:
+def _has_variable_length(dtype: pa.DataType) -> bool:
     """Return True if the length of values is not determined by the type."""
     import pyarrow.types as pat
 
-    if pat.is_fixed_size_list(kind):
-        return _has_variable_length(kind.value_type)
+    if pat.is_fixed_size_list(dtype):
+        return _has_variable_length(dtype.value_type)
     return bool(
-        pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind)
+        pat.is_string(dtype) or pat.is_binary(dtype) or pat.is_list(dtype) or pat.is_struct(dtype)
     )
 
 
 def plain_bytes_per_row(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> float:
     """Estimate the bytes per row in memory, for formats that neither pack nor pad values."""
-    return sum(_value_bytes(schema.field(each.name).type, each) for each in profiles)
+    return sum(_value_bytes(schema.field(profile.name).type, profile) for profile in profiles)
 
 
-def _value_bytes(kind: pa.DataType, profile: ColumnProfile) -> float:
+def _value_bytes(dtype: pa.DataType, profile: ColumnProfile) -> float:
     """Estimate the bytes of a value from the lengths in its profile."""
     import pyarrow.types as pat
 
-    if pat.is_fixed_size_list(kind):
-        return float(kind.list_size * _value_bytes(kind.value_type, profile))
+    if pat.is_fixed_size_list(dtype):
+        return float(dtype.list_size * _value_bytes(dtype.value_type, profile))
     mean = profile.total_length / max(profile.rows, 1)
-    if pat.is_list(kind):
+    if pat.is_list(dtype):
         item_bytes = 8.0
-        if not pat.is_nested(kind.value_type):
-            item_bytes = _value_bytes(kind.value_type, profile)
+        if not pat.is_nested(dtype.value_type):
+            item_bytes = _value_bytes(dtype.value_type, profile)
         return mean * item_bytes + 4
-    if pat.is_string(kind) or pat.is_binary(kind):
+    if pat.is_string(dtype) or pat.is_binary(dtype):
         return mean + 4
-    if pat.is_struct(kind):
-        return float(sum(_value_bytes(field.type, profile) for field in kind))
-    return float(max(1, kind.bit_width // 8))
+    if pat.is_struct(dtype):
+        return float(sum(_value_bytes(field.type, profile) for field in dtype))
+    return float(max(1, dtype.bit_width // 8))

@@ -292,22 +292,22 @@ def hive_error() -> InvalidArgument:
     )
 
 
-def find_source(kind: str) -> Callable[[SourceConfig], Source]:
+def find_source(source_kind: str) -> Callable[[SourceConfig], Source]:
     """Return the factory for a kind of source.
 
     Raises:
         InvalidArgument: The kind is not installed.
     """
-    entry_point = find_plugin("sources", kind)
+    entry_point = find_plugin("sources", source_kind)
     if entry_point is None:
-        if kind in ("hive", "thrift"):
+        if source_kind in ("hive", "thrift"):
             raise hive_error()
         available = plugin_names("sources")
         raise InvalidArgument(
-            f"Unknown source kind {kind!r}. Available: {listing(available)}.",
-            hint=did_you_mean(kind, available, write="uri='{}://...'")
+            f"Unknown source kind {source_kind!r}. Available: {listing(available)}.",
+            hint=did_you_mean(source_kind, available, write="uri='{}://...'")
             or "uri='postgresql://user@host/database', 'sqlite:///file.db', or a folder of files; "
-            f"'sqlalchemy+{kind}://...' if SQLAlchemy has a dialect for it",
+            f"'sqlalchemy+{source_kind}://...' if SQLAlchemy has a dialect for it",
         )
     factory: Callable[[SourceConfig], Source] = load_plugin(entry_point)
     return factory

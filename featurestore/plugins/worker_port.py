@@ -146,7 +146,7 @@ class WorkerPort:
         """Close connections that were not authenticated in time."""
         now = time.monotonic()
         with self._lock:
-            slow = [each for each, end in self._pending.items() if end < now]
+            slow = [worker for worker, end in self._pending.items() if end < now]
         self._shut_down(slow)
 
     def _shut_down(self, connections: Iterable[Connection]) -> None:

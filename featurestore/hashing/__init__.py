@@ -63,7 +63,7 @@ def row_hash(
         InvalidArgument: A column does not exist, or the selection is empty.
         UnsupportedType: Lists the columns whose types have no canonical form.
 
-    >>> [hex(each) for each in row_hash(pa.table({"id": [1, 2]}))]
+    >>> [hex(value) for value in row_hash(pa.table({"id": [1, 2]}))]
     ['0xea5243d49eccd4ed', '0x5d8f5d02fc6eea21']
     """
     names = _select_names(batch, columns)
@@ -193,7 +193,9 @@ def _encode(array: Any) -> pa.LargeBinaryArray:
     values = canonical_values(array)
     rows = len(array)
     if isinstance(values, ByteValues):
-        header = _encode_words(values.kind, (values.lengths.view(np.uint64),), valid=values.valid)
+        header = _encode_words(
+            values.value_kind, (values.lengths.view(np.uint64),), valid=values.valid
+        )
         return _join([header, _encode_bytes(values.data, values.starts, values.lengths)])
     if isinstance(values, ListValues):
         header = _encode_words(LIST, (values.lengths.view(np.uint64),), valid=values.valid)

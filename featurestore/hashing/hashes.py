@@ -31,7 +31,7 @@ from featurestore.hashing.values import (
 )
 
 _NULL_HASH = tag(255)
-_TAGS = np.array([tag(kind) for kind in range(STRUCT + 1)], dtype=np.uint64)
+_TAGS = np.array([tag(domain) for domain in range(STRUCT + 1)], dtype=np.uint64)
 _SIGN, _INFINITY, _NAN = np.uint64(1 << 63), np.uint64(0x7FF << 52), np.uint64(0x7FF8 << 48)
 
 
@@ -51,10 +51,10 @@ def hash_array(array: Any, *, exact: bool) -> Words:
     values = canonical_values(array)
     if isinstance(values, ByteValues):
         sums = byte_sums(values.data, values.starts, values.lengths)
-        hashes = _finish(sums, values.lengths, kind=values.kind)
+        hashes = _finish(sums, values.lengths, domain=values.value_kind)
     elif isinstance(values, ListValues):
         sums = sums_by_position(hash_array(values.elements, exact=exact), values.lengths)
-        hashes = _finish(sums, values.lengths, kind=LIST)
+        hashes = _finish(sums, values.lengths, domain=LIST)
     elif isinstance(values, StructValues):
         hashes = np.full(len(array), tag(STRUCT), dtype=np.uint64)
         for field in values.fields:
@@ -81,9 +81,9 @@ def _hash_words(values: WordValues, *, exact: bool) -> Words:
     return mix_all(words ^ tags)
 
 
-def _finish(sums: Words, lengths: Any, *, kind: int) -> Words:
+def _finish(sums: Words, lengths: Any, *, domain: int) -> Words:
     """Return ``mix(sum + mix(length ^ tag))``."""
-    state = mix_all(lengths.view(np.uint64) ^ np.uint64(tag(kind)))
+    state = mix_all(lengths.view(np.uint64) ^ np.uint64(tag(domain)))
     return fold(state, sums)
 
 
@@ -124,7 +124,7 @@ def tie_hash_salt(name: str) -> int:
     return mix(int(hashed))
 
 
-def value_kind(kind: pa.DataType) -> int | None:
+def value_kind(dtype: pa.DataType) -> int | None:
     """Return the kind of a type whose values are one word or a byte string.
 
     Returns None for other types, and for uint64 and nanosecond types, whose values have two kinds.
@@ -132,7 +132,7 @@ def value_kind(kind: pa.DataType) -> int | None:
     >>> value_kind(pa.int16()), value_kind(pa.string()), value_kind(pa.list_(pa.int16()))
     (2, 5, None)
     """
-    if pat.is_uint64(kind) or (pat.is_timestamp(kind) and kind.unit == "ns"):
+    if pat.is_uint64(dtype) or (pat.is_timestamp(dtype) and dtype.unit == "ns"):
         return None
     checks = {
         BOOL: pat.is_boolean,
@@ -144,6 +144,6 @@ def value_kind(kind: pa.DataType) -> int | None:
         TIME: pat.is_timestamp,
     }
     for number, check in checks.items():
-        if check(kind):
+        if check(dtype):
             return number
     return None

@@ -58,7 +58,7 @@ class ByteValues:
     """
 
     valid: Mask | None
-    kind: int
+    value_kind: int
     data: npt.NDArray[np.uint8]
     starts: Int64s
     lengths: Int64s
@@ -103,23 +103,23 @@ def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
 
 def canonical_values(array: Any) -> Values:
     """Return the canonical values of an Arrow array, after decoding dictionaries."""
-    kind = array.type
-    if isinstance(kind, pa.ExtensionType):
+    dtype = array.type
+    if isinstance(dtype, pa.ExtensionType):
         return canonical_values(array.storage)
-    if pat.is_dictionary(kind):
+    if pat.is_dictionary(dtype):
         return canonical_values(array.dictionary_decode())
-    if pat.is_null(kind):
+    if pat.is_null(dtype):
         return WordValues(
             np.zeros(len(array), dtype=np.bool_), NULL, (np.zeros(len(array), dtype=np.uint64),)
         )
-    if _is_list(kind):
+    if _is_list(dtype):
         return _list_values(array)
     valid = valid_mask(array)
-    if pat.is_struct(kind):
-        return StructValues(valid, tuple(array.field(index) for index in range(kind.num_fields)))
-    if _is_text(kind) or _is_binary(kind):
+    if pat.is_struct(dtype):
+        return StructValues(valid, tuple(array.field(index) for index in range(dtype.num_fields)))
+    if _is_text(dtype) or _is_binary(dtype):
         return _byte_values(array, valid)
-    if pat.is_decimal(kind):
+    if pat.is_decimal(dtype):
         return WordValues(valid, DECIMAL, _decimal_words(array, valid))
     kinds, words = _typed_words(array)
     return WordValues(valid, kinds, (words,))
@@ -137,21 +137,21 @@ def valid_mask(array: Any) -> Mask | None:
 
 def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     """Return the kind and the word of each value of a one-word type."""
-    kind = array.type
-    if pat.is_boolean(kind):
+    dtype = array.type
+    if pat.is_boolean(dtype):
         # Arrow stores booleans as bits.
         return BOOL, _values_buffer(array.cast(pa.uint8())).astype(np.uint64)
-    if pat.is_floating(kind):
+    if pat.is_floating(dtype):
         return FLOAT, _float_words(_values_buffer(array))
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(dtype):
         return _timestamp_words(array)
     # Milliseconds to days, so that both date types have equal words.
-    if pat.is_date64(kind):
+    if pat.is_date64(dtype):
         return DATE, (_values_buffer(array.view(pa.int64())) // 86_400_000).view(np.uint64)
-    if pat.is_date32(kind):
+    if pat.is_date32(dtype):
         return DATE, _values_buffer(array.view(pa.int32())).astype(np.int64).view(np.uint64)
     numbers = _values_buffer(array)
-    if pat.is_uint64(kind):
+    if pat.is_uint64(dtype):
         # Larger values have a kind of their own: as words, they are equal to negative integers.
         large = numbers >= 2**63
         if not large.any():
@@ -269,9 +269,9 @@ def _divide_by_ten(low: Words, high: Words) -> tuple[Words, Words, Words]:
 
 def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
     """Return strings or binary values as offsets into their buffer."""
-    kind, large_type = BYTES, pa.large_binary()
+    value_kind, large_type = BYTES, pa.large_binary()
     if _is_text(array.type):
-        kind, large_type = TEXT, pa.large_string()
+        value_kind, large_type = TEXT, pa.large_string()
     if not (pat.is_string(array.type) or pat.is_binary(array.type)):
         array = cast_bytes(array, large_type)
     is_large = pat.is_large_string(array.type) or pat.is_large_binary(array.type)
@@ -284,24 +284,24 @@ def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
     data = np.empty(0, dtype=np.uint8)
     if buffer is not None:
         data = np.frombuffer(buffer, dtype=np.uint8)
-    return ByteValues(valid, kind, data, starts, lengths)
+    return ByteValues(valid, value_kind, data, starts, lengths)
 
 
 def _list_values(array: Any) -> ListValues:
     """Return the lengths and the concatenated elements of lists."""
-    kind = array.type
+    dtype = array.type
     valid = valid_mask(array)
-    if _is_list_view(kind):
+    if _is_list_view(dtype):
         return _list_view_values(array, valid)
-    if pat.is_fixed_size_list(kind):
-        size, count = kind.list_size, len(array)
+    if pat.is_fixed_size_list(dtype):
+        size, count = dtype.list_size, len(array)
         elements = array.values.slice(array.offset * size, count * size)
         lengths = np.full(count, size, dtype=np.int64)
         if valid is not None:
             lengths[~valid] = 0
             elements = elements.filter(pa.array(np.repeat(valid, size)))
         return ListValues(valid, lengths, elements)
-    lengths = np.diff(_offsets(array, np.dtype(np.int64 if pat.is_large_list(kind) else np.int32)))
+    lengths = np.diff(_offsets(array, np.dtype(np.int64 if pat.is_large_list(dtype) else np.int32)))
     if valid is not None:
         lengths = np.where(valid, lengths, 0)
     # flatten() respects slices and skips the elements of null rows.
@@ -346,15 +346,15 @@ def _offsets(array: Any, dtype: np.dtype[Any]) -> Int64s:
 # -- types --------------------------------------------------------------------
 
 
-def _is_supported(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.ExtensionType):
-        return _is_supported(kind.storage_type)
-    if pat.is_dictionary(kind) or _is_list(kind):
-        return _is_supported(kind.value_type)
-    if pat.is_struct(kind):
-        return all(_is_supported(kind.field(index).type) for index in range(kind.num_fields))
-    if pat.is_decimal(kind):
-        return not pat.is_decimal256(kind) and kind.scale >= 0
+def _is_supported(dtype: pa.DataType) -> bool:
+    if isinstance(dtype, pa.ExtensionType):
+        return _is_supported(dtype.storage_type)
+    if pat.is_dictionary(dtype) or _is_list(dtype):
+        return _is_supported(dtype.value_type)
+    if pat.is_struct(dtype):
+        return all(_is_supported(dtype.field(index).type) for index in range(dtype.num_fields))
+    if pat.is_decimal(dtype):
+        return not pat.is_decimal256(dtype) and dtype.scale >= 0
     simple = (
         pat.is_null,
         pat.is_boolean,
@@ -363,22 +363,22 @@ def _is_supported(kind: pa.DataType) -> bool:
         pat.is_date,
         pat.is_timestamp,
     )
-    return any(check(kind) for check in (*simple, _is_text, _is_binary))
+    return any(check(dtype) for check in (*simple, _is_text, _is_binary))
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_large_string(kind) or str(kind) == "string_view")
+def _is_text(dtype: pa.DataType) -> bool:
+    return bool(pat.is_string(dtype) or pat.is_large_string(dtype) or str(dtype) == "string_view")
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    plain = pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind)
-    return bool(plain or str(kind) == "binary_view")
+def _is_binary(dtype: pa.DataType) -> bool:
+    plain = pat.is_binary(dtype) or pat.is_large_binary(dtype) or pat.is_fixed_size_binary(dtype)
+    return bool(plain or str(dtype) == "binary_view")
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    plain = pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)
-    return bool(plain or _is_list_view(kind))
+def _is_list(dtype: pa.DataType) -> bool:
+    plain = pat.is_list(dtype) or pat.is_large_list(dtype) or pat.is_fixed_size_list(dtype)
+    return bool(plain or _is_list_view(dtype))
 
 
-def _is_list_view(kind: pa.DataType) -> bool:
-    return str(kind).startswith(("list_view", "large_list_view"))
+def _is_list_view(dtype: pa.DataType) -> bool:
+    return str(dtype).startswith(("list_view", "large_list_view"))

@@ -293,7 +293,7 @@ def list_arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]
     >>> list(list_arguments(store.create_featuregroup))
     ['primary_key', 'partition_by', 'expectations']
     """
-    return {each.name: each for each in _parameters(function) if _is_list(each)}
+    return {parameter.name: parameter for parameter in _parameters(function) if _is_list(parameter)}
 
 
 def _parse_list(value: object, parameter: inspect.Parameter) -> object:

@@ -252,19 +252,19 @@ def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpe
         if feature.column not in spec.schema.names:
             problems.append(f"{feature.column!r} no longer exists")
             continue
-        kind = spec.schema.field(feature.column).type
+        dtype = spec.schema.field(feature.column).type
         # A group widens its decimals without a new version
         # (``FeatureGroupSpec.with_wider_decimals``).
-        if type_to_json(kind) != feature.type and not _is_widened(feature.type, kind):
+        if type_to_json(dtype) != feature.type and not _is_widened(feature.type, dtype):
             type_name = feature.type if isinstance(feature.type, str) else "another type"
-            problems.append(f"{feature.column!r} is {kind}, previously {type_name}")
+            problems.append(f"{feature.column!r} is {dtype}, previously {type_name}")
     return problems
 
 
-def _is_widened(stored_type: Any, kind: pa.DataType) -> bool:
+def _is_widened(stored_type: Any, dtype: pa.DataType) -> bool:
     """Return whether a type is a stored type with wider decimals."""
     before = type_from_json(stored_type)
-    return before != kind and with_wider_decimals(before, kind) == kind
+    return before != dtype and with_wider_decimals(before, dtype) == dtype
 
 
 def _parse_step(data: JsonObject) -> ViewStep:

@@ -325,22 +325,22 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
         if name:
             _check_columns(spec, role, (name,))
     for column in (*spec.primary_key, *spec.partition_by):
-        kind = spec.schema.field(column).type
-        if not types.can_be_key(kind):
+        dtype = spec.schema.field(column).type
+        if not types.can_be_key(dtype):
             hint = "keys are integers, strings, booleans, dates, timestamps, decimals or binary"
-            if pa.types.is_floating(kind):
+            if pa.types.is_floating(dtype):
                 hint += (
                     "; pandas stores integers with nulls as double: "
                     f"df = df.dropna(subset=[{column!r}]).astype({{{column!r}: 'int64'}})"
                 )
             raise InvalidArgument(
-                f"Column {column!r} of type {kind} cannot be a key or partition.", hint=hint
+                f"Column {column!r} of type {dtype} cannot be a key or partition.", hint=hint
             )
     for column in times:
-        kind = spec.schema.field(column).type
-        if kind != types.TIMESTAMP and not pa.types.is_date(kind):
+        dtype = spec.schema.field(column).type
+        if dtype != types.TIMESTAMP and not pa.types.is_date(dtype):
             raise InvalidArgument(
-                f"Time column {column!r} has type {kind}; times are timestamps or dates.",
+                f"Time column {column!r} has type {dtype}; times are timestamps or dates.",
                 hint=f"cast it in SQL: cast({quoted(column)} as timestamptz) as {quoted(column)}",
             )
     if len(set(times)) < len(times):

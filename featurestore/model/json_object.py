@@ -174,8 +174,8 @@ class JsonObject:
         """Return an array of objects."""
         path = self._path_of(name)
         return [
-            JsonObject.from_value(each, f"{path}[{index}]")
-            for index, each in enumerate(self.array(name))
+            JsonObject.from_value(item, f"{path}[{index}]")
+            for index, item in enumerate(self.array(name))
         ]
 
     def wrong_type_error(self, name: str, expected: str) -> MalformedJson:

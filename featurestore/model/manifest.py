@@ -400,9 +400,9 @@ def _parse_view(data: JsonObject) -> Mapping[str, Any]:
 def _parse_column(data: JsonObject) -> ManifestColumn:
     from featurestore.arrow.schemas import type_from_json
 
-    kind = data.get("type")
+    dtype = data.get("type")
     try:
-        type_from_json(kind)
+        type_from_json(dtype)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise data.wrong_type_error("type", "a feature type") from error
     role = data.text("role")
@@ -410,7 +410,7 @@ def _parse_column(data: JsonObject) -> ManifestColumn:
         raise data.wrong_type_error("role", f"one of {', '.join(ROLES)}")
     return ManifestColumn(
         name=data.text("name"),
-        type=kind,
+        type=dtype,
         role=role,
         tf_type=data.text("tf_type"),
         shape=None if data.get("shape") is None else data.numbers("shape"),

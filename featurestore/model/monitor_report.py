@@ -105,9 +105,9 @@ class MonitorReport:
     def __str__(self) -> str:
         start, end = self.window.start.isoformat(), self.window.end.isoformat()
         lines = [f"{self.monitor}: {self.state}, {start} to {end}, {self.rows:,} rows"]
-        lines += [f"  {each}" for each in self.alarms]
-        for each in self.suspects:
-            lines.append(f"  {each} (in this window, not yet confirmed)")
+        lines += [f"  {alarm}" for alarm in self.alarms]
+        for suspect in self.suspects:
+            lines.append(f"  {suspect} (in this window, not yet confirmed)")
         for note in self.notes:
             lines.append(f"  {note}")
         return "\n".join(lines)
@@ -121,7 +121,7 @@ class MonitorReport:
             "start": self.window.start,
             "end": self.window.end,
             "rows": self.rows,
-            "alarms": [str(each) for each in self.alarms],
+            "alarms": [str(alarm) for alarm in self.alarms],
         }
 
     def _repr_html_(self) -> str:
@@ -213,9 +213,9 @@ class Acceptance:
 
     def __str__(self) -> str:
         names = []
-        for (kind, name), start in self.subjects.items():
+        for (subject_kind, name), start in self.subjects.items():
             label = name or "rows"
-            if kind == "metric":
+            if subject_kind == "metric":
                 label = f"metric {name}"
             if start is not None:
                 label += f" (new baseline from {start.isoformat()})"
@@ -233,8 +233,8 @@ class Acceptance:
             "window": window,
             "until": self.until.isoformat(),
             "subjects": [
-                [kind, name, None if start is None else start.isoformat()]
-                for (kind, name), start in self.subjects.items()
+                [subject_kind, name, None if start is None else start.isoformat()]
+                for (subject_kind, name), start in self.subjects.items()
             ],
             "note": self.note,
         }
@@ -289,7 +289,11 @@ def find_acceptable_subjects(
             if finding.kind == "anchor" and finding.out and restart and last is not None:
                 starts["feature", finding.subject] = sorted_reports[-1].window.end - last
     for subject in sorted(
-        {each for report in sorted_reports for each in find_subjects_out_of_bounds(report.findings)}
+        {
+            subject
+            for report in sorted_reports
+            for subject in find_subjects_out_of_bounds(report.findings)
+        }
     ):
         start = _find_change_start(sorted_reports, subject, recovery_reports)
         if restart and start is not None:
@@ -311,8 +315,8 @@ def _find_change_start(
     """Return when the ongoing change started, or None if it has ended."""
     start, in_range_count = None, 0
     for report in ordered:
-        findings = [each for each in report.findings if finding_subject(each) == subject]
-        if any(each.out for each in findings):
+        findings = [finding for finding in report.findings if finding_subject(finding) == subject]
+        if any(finding.out for finding in findings):
             start, in_range_count = start or report.window.start, 0
         # A report without findings for the subject neither continues nor ends the change.
         elif findings:

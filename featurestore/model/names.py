@@ -267,10 +267,10 @@ def parse_secret(text: str) -> SecretReference:
     >>> parse_secret("env:HOOK")
     SecretReference(kind='env', name='HOOK')
     """
-    kind, _, name = text.partition(":")
-    if kind == "env" and _VARIABLE.fullmatch(name):
+    location, _, name = text.partition(":")
+    if location == "env" and _VARIABLE.fullmatch(name):
         return SecretReference("env", name)
-    if kind == "file" and name.strip() and "\0" not in name:
+    if location == "file" and name.strip() and "\0" not in name:
         return SecretReference("file", name)
     raise InvalidArgument("secret= is not a reference to a secret.", hint=_HINT)
 

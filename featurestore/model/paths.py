@@ -125,12 +125,12 @@ class StorePaths:
         """The directory of the origins of derived objects."""
         return os.path.join(self.location, ORIGINS)
 
-    def origin_file(self, kind: str, name: str, version: int) -> str:
+    def origin_file(self, object_kind: str, name: str, version: int) -> str:
         """Return the file with the origins of an object; ``name`` may be the id of a run."""
         if not _RUN_ID.fullmatch(name):
             check_name(name)
         file_name = f"{name}@v{check_version(version)}.json"
-        return os.path.join(self.origins, check_name(kind), file_name)
+        return os.path.join(self.origins, check_name(object_kind), file_name)
 
     def featuregroup(self, name: str, version: int) -> str:
         """Return the directory of a group's Delta table."""

@@ -254,19 +254,19 @@ def _width(schema: pa.Schema, columns: Sequence[str]) -> int:
     return width
 
 
-def _estimate_value_bytes(kind: pa.DataType) -> int:
+def _estimate_value_bytes(dtype: pa.DataType) -> int:
     """Estimate the size of one value in memory."""
-    if pat.is_fixed_size_list(kind):
-        return int(kind.list_size) * _estimate_value_bytes(kind.value_type)
-    if pat.is_struct(kind):
+    if pat.is_fixed_size_list(dtype):
+        return int(dtype.list_size) * _estimate_value_bytes(dtype.value_type)
+    if pat.is_struct(dtype):
         return sum(
-            _estimate_value_bytes(kind.field(index).type) for index in range(kind.num_fields)
+            _estimate_value_bytes(dtype.field(index).type) for index in range(dtype.num_fields)
         )
-    if pat.is_list(kind):
+    if pat.is_list(dtype):
         # The number of items is not known; four are assumed.
-        return _TEXT_BYTES + 4 * _estimate_value_bytes(kind.value_type)
+        return _TEXT_BYTES + 4 * _estimate_value_bytes(dtype.value_type)
     try:
-        return max(1, int(kind.bit_width) // 8)
+        return max(1, int(dtype.bit_width) // 8)
     except ValueError:
         return _TEXT_BYTES
 

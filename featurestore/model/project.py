@@ -23,13 +23,13 @@ _TITLES = {
 }
 
 
-def format_object(kind: str, name: str, version: int | None) -> str:
+def format_object(object_kind: str, name: str, version: int | None) -> str:
     """Return the title of an object.
 
     >>> format_object("featuregroup", "trips", 2), format_object("job", "demand", None)
     ("feature group 'trips' version 2", "job 'demand'")
     """
-    title = f"{_TITLES[kind]} {name!r}"
+    title = f"{_TITLES[object_kind]} {name!r}"
     return title if version is None else f"{title} version {version}"
 
 

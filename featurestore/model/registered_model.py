@@ -224,16 +224,18 @@ def _parse_spec(data: JsonObject) -> ModelSpec:
         flavor=_parse_choice(data, "flavor", Flavor),
         artifact=_parse_path(data, "artifact"),
         files=tuple(
-            ModelFile(_parse_path(each, "path"), each.number("bytes"), each.text("sha256"))
-            for each in data.objects("files")
+            ModelFile(_parse_path(file, "path"), file.number("bytes"), file.text("sha256"))
+            for file in data.objects("files")
         ),
         dataset=dataset.data,
         features=FeatureViewSpec.from_json(data.get("features")),
         inputs=tuple(
-            _parse_input(each, format_number=format_number) for each in data.objects("inputs")
+            _parse_input(model_input, format_number=format_number)
+            for model_input in data.objects("inputs")
         ),
         outputs=tuple(
-            ModelOutput(each.text("name"), _parse_type(each)) for each in data.objects("outputs")
+            ModelOutput(output.text("name"), _parse_type(output))
+            for output in data.objects("outputs")
         ),
         label=data.texts("label"),
         arrays=_parse_choice(data, "arrays", Arrays),
@@ -262,12 +264,12 @@ def _parse_path(data: JsonObject, name: str) -> str:
 
 
 def _parse_type(data: JsonObject) -> Any:
-    kind = data.get("type")
+    dtype = data.get("type")
     try:
-        type_from_json(kind)
+        type_from_json(dtype)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise data.wrong_type_error("type", "a feature type") from error
-    return kind
+    return dtype
 
 
 def _parse_input(data: JsonObject, *, format_number: int) -> ModelInput:

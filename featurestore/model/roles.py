@@ -214,7 +214,7 @@ class DatasetRoles(Mapping[str, Role]):
 
     def named(self, role: Role) -> tuple[str, ...]:
         """Return the columns with a role."""
-        return tuple(name for name, each in self.columns.items() if each == role)
+        return tuple(name for name, column_role in self.columns.items() if column_role == role)
 
     def __getitem__(self, name: str) -> Role:
         return self.columns[name]

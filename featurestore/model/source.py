@@ -97,14 +97,14 @@ def source_kind(uri: str) -> str:
     is_scheme = separator and scheme.replace("+", "").isalnum() and "//" in uri
     before, plus, _ = uri.partition("+")
     if is_scheme:
-        kind = scheme.partition("+")[0].lower()
+        scheme_kind = scheme.partition("+")[0].lower()
     elif plus and before.isalnum():
-        kind = before.lower()
+        scheme_kind = before.lower()
     else:
-        kind = FOLDER_KIND
-    if kind in _FOLDER_SCHEMES:
+        scheme_kind = FOLDER_KIND
+    if scheme_kind in _FOLDER_SCHEMES:
         return FOLDER_KIND
-    return _ALIASES.get(kind, kind)
+    return _ALIASES.get(scheme_kind, scheme_kind)
 
 
 def make_path_absolute(uri: str, *, absolute: Callable[[str], str]) -> str:
@@ -395,7 +395,7 @@ def _to_string(name: str, value: object) -> str | None:
     if isinstance(value, bool | int):
         return json.dumps(value)
     if isinstance(value, Mapping):
-        return json.dumps({key: str(each) for key, each in value.items()}, ensure_ascii=False)
+        return json.dumps({key: str(option) for key, option in value.items()}, ensure_ascii=False)
     if isinstance(value, list | tuple):
         return json.dumps(list(value), ensure_ascii=False)
     raise InvalidArgument(

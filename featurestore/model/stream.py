@@ -82,12 +82,14 @@ class StreamSpec:
         """The value columns, with their names in records."""
         names = [self.renames.get(name, name) for name in self.schema.names]
         fields = zip(names, self.schema.types, strict=True)
-        return pa.schema([pa.field(name, kind) for name, kind in fields])
+        return pa.schema([pa.field(name, dtype) for name, dtype in fields])
 
     @property
     def columns(self) -> pa.Schema:
         """The columns of the group: value columns, then record columns."""
-        record_fields = [pa.field(name, RECORD_FIELDS[each]) for name, each in self.fields.items()]
+        record_fields = [
+            pa.field(name, RECORD_FIELDS[source]) for name, source in self.fields.items()
+        ]
         return pa.schema([*self.schema, *record_fields])
 
     def app(self, partition: int) -> str:

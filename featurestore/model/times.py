@@ -123,9 +123,9 @@ def _to_datetime(value: object, argument: str) -> datetime:
     if isinstance(value, pa.Scalar):
         value = value.as_py()
     has_zone = getattr(value, "tzinfo", None) is not None
-    for kind in (pa.timestamp("us", "UTC"), pa.date32()):
+    for dtype in (pa.timestamp("us", "UTC"), pa.date32()):
         try:
-            converted = to_value(value, kind)
+            converted = to_value(value, dtype)
         except ConversionError:
             continue
         # NaT and None are missing times.

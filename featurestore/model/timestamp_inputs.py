@@ -17,13 +17,13 @@ from featurestore.errors import UnsupportedType, listing
 _DAY = 86_400_000_000  # microseconds
 
 
-def is_timestamp_input(kind: pa.DataType) -> bool:
+def is_timestamp_input(dtype: pa.DataType) -> bool:
     """Return whether values are timestamps or lists of timestamps.
 
     >>> is_timestamp_input(pa.list_(pa.timestamp("us", "UTC"))), is_timestamp_input(pa.date32())
     (True, False)
     """
-    return bool(pat.is_timestamp(innermost_type(kind)))
+    return bool(pat.is_timestamp(innermost_type(dtype)))
 
 
 def refuse_timestamp_inputs(
@@ -47,7 +47,9 @@ def refuse_timestamp_inputs(
     """
     converted = set(transformed)
     names = [
-        name for name, kind in inputs.items() if name not in converted and is_timestamp_input(kind)
+        name
+        for name, dtype in inputs.items()
+        if name not in converted and is_timestamp_input(dtype)
     ]
     if names:
         raise UnsupportedType(

@@ -321,10 +321,10 @@ def value_from_json(data: Any) -> Any:
         return data
     with translate_parse_errors("fill_value"):
         # Other objects raise an error, which becomes MalformedJson.
-        ((kind, content),) = data.items()
-        if kind == "struct":
+        ((value_type, content),) = data.items()
+        if value_type == "struct":
             return {name: value_from_json(field) for name, field in content.items()}
-        return _KINDS[kind](content)
+        return _KINDS[value_type](content)
 
 
 def stored_fill_value(function: str, value: Any, column_type: pa.DataType) -> Any:

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from featurestore.delta import commits
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.featuregroups.metadata import change_metadata
+from featurestore.featuregroups.redefinition import change_metadata
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model import display
 from featurestore.model.arguments import check_count

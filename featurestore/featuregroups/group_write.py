@@ -30,7 +30,7 @@ from featurestore.featuregroups.definition import build_spec, convert_relation, 
 from featurestore.featuregroups.existing import contains_rows
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.records import RecordOrder, resolve_records
-from featurestore.featuregroups.table import OpenGroup, next_version, version_title
+from featurestore.featuregroups.table import OpenGroup, next_version, repeated_commit, version_title
 from featurestore.featuregroups.writers import writer_properties
 from featurestore.ingest import Rows, open_rows
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -439,7 +439,7 @@ class GroupWrite:
         if delta_version is None:
             delta_version = latest_version(path)
             if not self._is_new:
-                return replace(commits.commit_of(path, delta_version), applied=False)
+                return repeated_commit(path, delta_version)
         title = version_title(spec, delta_version)
         # The following steps read the log several times; on an object store, a single listing
         # suffices.

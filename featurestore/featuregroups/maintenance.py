@@ -1,16 +1,19 @@
-"""Maintenance of a group: compaction, vacuum, and deletion of rows or complete versions."""
+"""Maintenance of a group: compaction, vacuum, verification, and deletion of rows or versions."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from featurestore.delta import commits, iceberg
 from featurestore.delta.deletions import record_deletion
-from featurestore.delta.log import latest_version
+from featurestore.delta.log import LOG_FOLDER, latest_version
 from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.verification import Witness, verify_table
 from featurestore.errors import (
     FeatureViewWarning,
     InvalidArgument,
@@ -21,9 +24,10 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.featuregroups.table import open_group, open_stored, resolve, version_title
-from featurestore.model.arguments import warn_caller
+from featurestore.model.arguments import check_count, warn_caller
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import parse_duration, shift_time, utc_now
+from featurestore.model.verification import GroupVerifyReport
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import (
@@ -35,6 +39,7 @@ from featurestore.recovery.pins import (
 from featurestore.registry import featuregroups, jobs
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
+from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 from featurestore.usersql import fix_clock, predicate
 
@@ -231,3 +236,46 @@ def _check_unpinned(session: Session, name: str, version: int) -> None:
             hint="delete the datasets first, or force=True: they remain readable, but can no longer "
             "be recomputed",
         )
+
+
+def verify(
+    session: Session, name: str, *, version: int | None = None, sample: int | None = None
+) -> GroupVerifyReport:
+    """Verify the files of a group; see ``FeatureStore.verify_featuregroup``."""
+    if sample is not None:
+        check_count(sample, argument="sample", minimum=1)
+    name, version = resolve(session, name, version)
+    path = session.featuregroup_path(name, version)
+    result = verify_table(path, sample=sample, witnesses=_witnesses(session, name, version))
+    problems, unverified = list(result.problems), list(result.unverified)
+    quarantine = session.quarantine_path(name, version)
+    if files.exists(os.path.join(quarantine, LOG_FOLDER)):
+        refused_rows = verify_table(quarantine, sample=sample)
+        folder = os.path.basename(quarantine)
+        problems += [
+            replace(problem, file=f"{folder}/{problem.file}") for problem in refused_rows.problems
+        ]
+        unverified += [f"{folder}/{name}" for name in refused_rows.unverified]
+    return GroupVerifyReport(
+        featuregroup=f"{name} version {version}",
+        delta_version=result.latest,
+        rows=result.rows,
+        files=result.files,
+        bytes=result.bytes,
+        commits=result.commits,
+        checkpoints=result.checkpoints,
+        problems=tuple(problems),
+        unverified=tuple(unverified),
+    )
+
+
+def _witnesses(session: Session, name: str, version: int) -> tuple[Witness, ...]:
+    """Return the versions of a group in the registry and in training datasets."""
+    with session.registry.reading() as connection:
+        registered = featuregroups.get(connection, name, version)
+    # Without the names of the datasets, which the reader of the group may not see.
+    pinned = [
+        Witness(delta_version, "a training dataset")
+        for delta_version in pinned_versions(session, name, version)
+    ]
+    return (Witness(registered.delta_version, "the registry"), *pinned)

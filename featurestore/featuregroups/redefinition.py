@@ -1,7 +1,11 @@
-"""In-place changes of a group's definition: fields that change no stored rows.
+"""In-place changes of a group's metadata, which is in table properties: definition, tags, writers.
 
 A change is one commit without rows, so that every Delta version has the definition under which its
 rows were written. Plans that pin an earlier Delta version use the definition of that version.
+
+A change is a function of the newest snapshot, and the engine calls it again if another writer
+commits first. So concurrent changes of different fields and tags are all in the table, even if they
+are made through different registries.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from featurestore.delta import commits
+from featurestore.delta import commits, iceberg
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.definition import (
@@ -22,15 +26,17 @@ from featurestore.featuregroups.definition import (
     format_value,
     normalize_expectations,
 )
-from featurestore.featuregroups.metadata import change_metadata
-from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.table import OpenGroup, open_group, version_title
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import parse_duration, parse_ttl
 from featurestore.model.validation import describe
 from featurestore.plugins.engine import PropertyChange
 from featurestore.plugins.validator import find_validator
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval.compared_features import check_compared_features
 from featurestore.session import Session
+from featurestore.storage.failures import warn_after_publication
 from featurestore.validation import Subject, check_columns
 
 # The fields that can change without another version of the group.
@@ -144,6 +150,43 @@ def change_definition(
 
     change_metadata(session, group, change_properties)
     return changed.spec
+
+
+def change_metadata(
+    session: Session, group: OpenGroup, change: Callable[[Snapshot, str], PropertyChange | None]
+) -> None:
+    """Change the table properties of a group in one commit without rows, then the registry.
+
+    ``change`` gets a snapshot and the id of the run, and may be called several times. If it returns
+    None, only the registry is written: another registry may have registered the same change.
+    """
+    spec = group.spec
+
+    def register() -> None:
+        with session.registry.transaction() as connection:
+            groups.register_definition(connection, group.path, spec.name, spec.version)
+
+    # An intent is needed only if there is a change.
+    if change(group.state, "") is None:
+        register()
+        return
+    with in_flight(session, operation="write", name=spec.name, version=spec.version) as run:
+        # The table is written first, because the registry can be rebuilt from it after a crash.
+        run.committed_version = session.engine.change_properties(
+            group.path, lambda snapshot: change(snapshot, run.run_id)
+        )
+        if run.committed_version is None:
+            register()
+            run.registered = True
+            return
+        title = version_title(spec, run.committed_version)
+        # If the registration fails, recovery finds the commit.
+        with warn_after_publication(title):
+            register()
+            run.registered = True
+    if spec.iceberg:
+        with warn_after_publication(title):
+            iceberg.publish(group.path)
 
 
 def check_expectations(session: Session, spec: FeatureGroupSpec) -> None:

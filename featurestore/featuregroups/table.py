@@ -78,7 +78,7 @@ def open_group(
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     with cached_listing(path):
-        group = _read_group_snapshot(path, f"{name!r} version {version}", as_of)
+        group = _read_group(path, f"{name!r} version {version}", as_of=as_of)
     if as_of is None:
         _check_end_of_log(session, group)
     return group
@@ -113,9 +113,7 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     with cached_listing(path):
-        group = _read_group_snapshot(path, f"{name!r} version {version}", None)
-        # The metadata for the next commit is read now, with the same listing of the log.
-        group = replace(group, writer_view=commits.base_metadata(path, group.delta_version))
+        group = _read_group(path, f"{name!r} version {version}", is_for_write=True)
     _check_end_of_log(session, group)
     if group.spec.external is not None:
         raise ExternalRowsError(
@@ -127,7 +125,9 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     return group
 
 
-def _read_group_snapshot(path: str, title: str, as_of: TableVersion | None) -> OpenGroup:
+def _read_group(
+    path: str, title: str, *, as_of: TableVersion | None = None, is_for_write: bool = False
+) -> OpenGroup:
     """Read the snapshot and the definition of a registered group."""
     if not is_delta_table(path):
         raise TableDamaged(
@@ -135,7 +135,14 @@ def _read_group_snapshot(path: str, title: str, as_of: TableVersion | None) -> O
             hint="restore the folder, or run 'featurestore registry rebuild' to unregister it",
         )
     state = read_snapshot(path, None if as_of is None else delta_version(path, as_of))
-    return OpenGroup(commits.spec_of(state), path, state)
+    # The metadata for the next commit is read with the same listing of the log.
+    writer_view = commits.base_metadata(path, state.version) if is_for_write else None
+    return OpenGroup(commits.spec_of(state), path, state, writer_view)
+
+
+def repeated_commit(path: str, delta_version: int) -> Commit:
+    """Return a commit as the result of a write that was not applied again."""
+    return replace(commits.commit_of(path, delta_version), applied=False)
 
 
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:

@@ -7,9 +7,7 @@ defines the group.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
-from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     FeatureGroupExists,
@@ -21,7 +19,13 @@ from featurestore.external import grant_rows
 from featurestore.featuregroups.definition import check_same_definition, definition_differences
 from featurestore.featuregroups.existing import notify, reuse_notice, version_notice
 from featurestore.featuregroups.group_write import GroupWrite
-from featurestore.featuregroups.table import find_existing, next_version, open_group, open_stored
+from featurestore.featuregroups.table import (
+    find_existing,
+    next_version,
+    open_group,
+    open_stored,
+    repeated_commit,
+)
 from featurestore.featuregroups.write_request import WriteRequest
 from featurestore.featuregroups.writers import warn_of_writers
 from featurestore.ingest import count_known_rows, schema_of
@@ -107,8 +111,7 @@ def create(
             differences = definition_differences(existing.spec, spec, options.types)
             if not differences and write.has_rows_of(existing):
                 notify(reuse_notice(existing, options))
-                commit = commits.commit_of(existing.path, existing.delta_version)
-                return existing.spec, replace(commit, applied=False)
+                return existing.spec, repeated_commit(existing.path, existing.delta_version)
         if spec.external is not None:
             grant_rows(session, spec)
         write.create_table()
@@ -213,7 +216,7 @@ def insert(session: Session, df: object, request: WriteRequest) -> Commit:
     # the commit.
     transaction = request.transaction
     if transaction is not None and read_snapshot(group.path).has_committed(transaction):
-        return replace(commits.commit_of(group.path, group.delta_version), applied=False)
+        return repeated_commit(group.path, group.delta_version)
     with GroupWrite(session, df, request, group=group) as write:
         write.convert()
         write.audit()

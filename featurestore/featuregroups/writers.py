@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import JobWarning, listing
-from featurestore.featuregroups.metadata import change_metadata
+from featurestore.featuregroups.redefinition import change_metadata
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
@@ -40,9 +40,13 @@ class Writer:
 
 def writers_of(group: OpenGroup) -> dict[str, Writer]:
     """Return the jobs that write a group by name, as recorded in its table."""
-    text = group.state.properties.get(WRITERS)
+    return _parse_writers(group.state, group.spec.job)
+
+
+def _parse_writers(state: Snapshot, creator: str | None) -> dict[str, Writer]:
+    text = state.properties.get(WRITERS)
     if text is None:
-        return {} if group.spec.job is None else {group.spec.job: Writer()}
+        return {} if creator is None else {creator: Writer()}
     try:
         return {
             str(name): Writer(bool(fields.get("stream")), bool(fields.get("shared")))
@@ -75,7 +79,7 @@ def change_writers(
     """
 
     def change_properties(state: Snapshot, run_id: str) -> PropertyChange | None:
-        current = writers_of(replace(group, state=state))
+        current = _parse_writers(state, group.spec.job)
         writers = change(current)
         if writers == current:
             return None

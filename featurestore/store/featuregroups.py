@@ -604,7 +604,7 @@ class FeatureGroupCalls(StoreBase):
         >>> report.ok, report.rows, report.files, report.problems
         (True, 4, 1, ())
         """
-        from featurestore.featuregroups.verification import verify
+        from featurestore.featuregroups.maintenance import verify
 
         return verify(self._session, name, version=version, sample=sample)
 

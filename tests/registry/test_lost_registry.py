@@ -30,8 +30,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
 )
 from featurestore.jobs.recovery import restore_runs
-from featurestore.recovery.rebuild import rebuild
-from featurestore.recovery.restoration import NOT_RESTORED, RESTORATIONS, as_markdown
+from featurestore.recovery.rebuild import NOT_RESTORED, RESTORATIONS, as_markdown, rebuild
 from featurestore.registry import open_registry, schema, tables
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore

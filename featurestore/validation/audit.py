@@ -6,10 +6,10 @@ quarantined.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from featurestore.errors import (
     DuplicateKeys,
@@ -29,7 +29,7 @@ from featurestore.model.validation import (
     to_plain_json,
 )
 from featurestore.plugins.observers import observed_part
-from featurestore.plugins.validator import Validator, find_validator
+from featurestore.plugins.validator import Expectation, Validator, find_validator
 from featurestore.validation.checks import (
     DUPLICATE_KEYS,
     EARLY_TIMES,
@@ -82,9 +82,9 @@ class _AuditPlan:
     marked: Relation
     checks: tuple[RowCheck, ...]
     validator: Validator | None = None
-    row_expectations: tuple[Mapping[str, Any], ...] = ()
-    table_expectations: tuple[Mapping[str, Any], ...] = ()
-    errors: tuple[tuple[Mapping[str, Any], InvalidExpectation], ...] = ()
+    row_expectations: tuple[Expectation, ...] = ()
+    table_expectations: tuple[Expectation, ...] = ()
+    errors: tuple[tuple[Expectation, InvalidExpectation], ...] = ()
 
     def columns(self) -> list[str]:
         """Return the columns that row checks read: those of the table in order, then markers."""
@@ -108,7 +108,7 @@ def audit(
     spec: FeatureGroupSpec | Subject,
     validation: str,
     engine: Engine,
-    expectations: Sequence[Mapping[str, Any]] = (),
+    expectations: Sequence[Expectation] = (),
     validator: Validator | None = None,
     mode: str = "append",
     now: datetime | None = None,
@@ -209,16 +209,16 @@ def _plan_audit(
     *,
     engine: Engine,
     checks: tuple[RowCheck, ...],
-    expectations: Sequence[Mapping[str, Any]],
+    expectations: Sequence[Expectation],
     validator: Validator | None,
     open_feature: OpenFeature | None,
 ) -> _AuditPlan:
     """Normalize the expectations again, group them, and add columns of comparisons to the rows."""
     if validator is None:
         return _AuditPlan(subject, engine, relation, relation, checks)
-    row_expectations: list[Mapping[str, Any]] = []
-    table_expectations: list[Mapping[str, Any]] = []
-    errors: list[tuple[Mapping[str, Any], InvalidExpectation]] = []
+    row_expectations: list[Expectation] = []
+    table_expectations: list[Expectation] = []
+    errors: list[tuple[Expectation, InvalidExpectation]] = []
     comparisons: list[FeatureComparison] = []
     # The expectations are stored in the table definition, which another program may have written.
     for expectation in validator.normalize(expectations):
@@ -257,9 +257,7 @@ def _plan_audit(
     )
 
 
-def check_columns(
-    expectation: Mapping[str, Any], subject: Subject, *, validator: Validator
-) -> None:
+def check_columns(expectation: Expectation, subject: Subject, *, validator: Validator) -> None:
     """Raise InvalidExpectation if a table does not have the columns of an expectation."""
     names = subject.schema.names
     missing_columns = [name for name in validator.columns(expectation) if name not in names]

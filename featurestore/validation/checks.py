@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import format_duration, shift_time, to_python_rows
 from featurestore.model.validation import ExpectationResult, describe
 from featurestore.plugins.engine import Accumulator
-from featurestore.plugins.validator import CheckOutcome, Validator
+from featurestore.plugins.validator import CheckOutcome, Expectation, Validator
 
 NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_null_keys",
@@ -69,7 +68,7 @@ class RowCheck:
     tolerance: timedelta = timedelta(0)
 
     @property
-    def expectation(self) -> Mapping[str, Any]:
+    def expectation(self) -> Expectation:
         """The check as an expectation dict."""
         if self.type == FUTURE_TIMES:
             kwargs = {"column": self.columns[0], "tolerance": format_duration(self.tolerance)}
@@ -127,12 +126,12 @@ class CheckCounts:
     rows: int = 0
     checked: int = 0
     unexpected: int = 0
-    samples: list[Mapping[str, Any]] = field(default_factory=list)
+    samples: list[Mapping[str, object]] = field(default_factory=list)
     warning: bool = False
     error: str = ""
 
     def add(
-        self, rows: int, checked: int, unexpected: int, samples: Sequence[Mapping[str, Any]]
+        self, rows: int, checked: int, unexpected: int, samples: Sequence[Mapping[str, object]]
     ) -> None:
         """Add the counts of a chunk of rows."""
         self.rows += rows
@@ -159,7 +158,7 @@ def built_in_row_checks(
 
 
 def duplicate_keys_result(
-    key: tuple[str, ...], *, rows: int, duplicated: int, samples: Sequence[Mapping[str, Any]]
+    key: tuple[str, ...], *, rows: int, duplicated: int, samples: Sequence[Mapping[str, object]]
 ) -> ExpectationResult:
     """Return the result of the check for duplicate keys; ``unexpected`` counts keys, not rows."""
     message = ""
@@ -178,7 +177,7 @@ def duplicate_keys_result(
 
 def sample_rows(
     batch: pa.RecordBatch | pa.Table, failing: NDArray[np.bool_], columns: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return a sample of the failing rows as dicts of the given columns."""
     row_numbers = pa.array(np.flatnonzero(failing)[:MAX_SAMPLES])
     # A key column may also be a column of the expectation, but is shown once.
@@ -186,7 +185,7 @@ def sample_rows(
 
 
 def check_separately(
-    validator: Validator, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
+    validator: Validator, table: pa.Table, expectations: Sequence[Expectation]
 ) -> list[CheckOutcome]:
     """Return an outcome for each expectation, also for those that cannot be evaluated."""
     try:
@@ -202,7 +201,7 @@ def check_separately(
 
 
 def error_result(
-    expectation: Mapping[str, Any], error: FeatureStoreError, *, rows: int
+    expectation: Expectation, error: FeatureStoreError, *, rows: int
 ) -> ExpectationResult:
     """Return the result of an expectation that cannot be evaluated, with the text of the error."""
     reason = error.message.removeprefix(describe(expectation)).strip()
@@ -215,11 +214,11 @@ def error_result(
 class RowExpectations:
     """Row-level expectations with their validator, and the key columns shown in samples."""
 
-    expectations: tuple[Mapping[str, Any], ...]
+    expectations: tuple[Expectation, ...]
     validator: Validator | None
     key: tuple[str, ...] = ()
 
-    def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
+    def columns(self, expectation: Expectation) -> tuple[str, ...]:
         """Return the columns shown in samples of an expectation."""
         if self.validator is None:
             return self.key
@@ -263,7 +262,7 @@ class RowState:
             self.rules.validator, table, [expectation for expectation, _ in checked]
         )
         for (expectation, counts), outcome in zip(checked, outcomes, strict=True):
-            samples: list[dict[str, Any]] = []
+            samples: Sequence[Mapping[str, object]] = []
             if outcome.result.is_error:
                 counts.error = outcome.result.message
             if outcome.failing is not None:
@@ -271,7 +270,7 @@ class RowState:
             counts.warning = outcome.result.warning
             counts.add(table.num_rows, outcome.checked, outcome.result.unexpected, samples)
 
-    def __reduce__(self) -> tuple[Callable[..., RowState], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., RowState], tuple[object, ...]]:
         self.flush()
         return RowState, (self.rules, self.rows, self.checks, self.rule_counts)
 
@@ -295,7 +294,7 @@ class RowAccumulator(Accumulator[RowState, RowState]):
         for check, counts in zip(self.checks, state.checks, strict=True):
             failing = check.failing(batch)
             unexpected = int(failing.sum())
-            samples: list[dict[str, Any]] = []
+            samples: Sequence[Mapping[str, object]] = []
             if unexpected:
                 samples = sample_rows(batch, failing, (*self.rules.key, *check.columns))
             counts.add(batch.num_rows, batch.num_rows, unexpected, samples)

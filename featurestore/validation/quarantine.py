@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from featurestore.model.validation import describe
-from featurestore.plugins.validator import Validator
+from featurestore.plugins.validator import Expectation, Validator
 from featurestore.validation.checks import RowCheck, Subject
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class AddReasons:
 
     schema: pa.Schema
     checks: tuple[RowCheck, ...]
-    expectations: tuple[Mapping[str, Any], ...]
+    expectations: tuple[Expectation, ...]
     validator: Validator | None
     duplicate_reason: str | None
     # Columns that expectations need and that are not stored.
@@ -93,9 +93,9 @@ def split_rows(
     engine: Engine,
     schema: pa.Schema,
     checks: Sequence[RowCheck],
-    expectations: Sequence[Mapping[str, Any]],
+    expectations: Sequence[Expectation],
     validator: Validator | None,
-    duplicates: Mapping[str, Any] | None,
+    duplicates: Expectation | None,
     directory: str | None,
 ) -> QuarantineSplit:
     """Split rows into good and failing rows.

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 from featurestore.arrow.types import decimal_places
 from featurestore.errors import EngineError, InvalidExpectation
 from featurestore.model.validation import ExpectationResult
-from featurestore.plugins.validator import Measure, Validator
+from featurestore.plugins.validator import Expectation, Measure, Validator
 from featurestore.validation.checks import Subject, check_separately, error_result
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def check_table(
     subject: Subject,
     *,
     engine: Engine,
-    expectations: Sequence[Mapping[str, Any]],
+    expectations: Sequence[Expectation],
     validator: Validator,
     max_bytes: int = MAX_BYTES,
 ) -> list[ExpectationResult]:
@@ -245,7 +245,7 @@ def _evaluate_measures(
     relation: Relation,
     *,
     engine: Engine,
-    expectations: Sequence[Mapping[str, Any]],
+    expectations: Sequence[Expectation],
     validator: Validator,
 ) -> dict[int, ExpectationResult]:
     """Evaluate expectations that require only measures, and return the results by index."""

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.validation import (
     IN_FEATURE,
     ExpectationResult,
     ValidationReport,
 )
-from featurestore.plugins.validator import CheckOutcome, Measure
+from featurestore.plugins.validator import CheckOutcome, Expectation, Measure
 from featurestore_connectors.great_expectations import aggregates
 from featurestore_connectors.great_expectations.aggregates import to_frame
 from featurestore_connectors.great_expectations.conditions import row_condition
@@ -61,21 +62,19 @@ class GreatExpectationsValidator:
     def name(self) -> str:
         return "great_expectations"
 
-    def normalize(self, expectations: object) -> tuple[Mapping[str, Any], ...]:
+    def normalize(self, expectations: object) -> tuple[Expectation, ...]:
         return normalize_expectations(expectations)
 
-    def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
+    def columns(self, expectation: Expectation) -> tuple[str, ...]:
         return needed_columns(expectation)
 
-    def is_row_level(self, expectation: Mapping[str, Any]) -> bool:
+    def is_row_level(self, expectation: Expectation) -> bool:
         return is_row_level(expectation)
 
-    def holds(self, expectation: Mapping[str, Any], *, checked: int, unexpected: int) -> bool:
+    def holds(self, expectation: Expectation, *, checked: int, unexpected: int) -> bool:
         return aggregates.meets_fraction(expectation, checked=checked, unexpected=unexpected)
 
-    def check(
-        self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
-    ) -> list[CheckOutcome]:
+    def check(self, table: pa.Table, expectations: Sequence[Expectation]) -> list[CheckOutcome]:
         outcomes = self._check_rows(table, expectations)
         for index, expectation in enumerate(expectations):
             if index not in outcomes and aggregates.is_uniqueness(expectation, table.schema):
@@ -112,7 +111,7 @@ class GreatExpectationsValidator:
         return [outcomes[index] for index in range(len(expectations))]
 
     def _check_rows(
-        self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
+        self, table: pa.Table, expectations: Sequence[Expectation]
     ) -> dict[int, CheckOutcome]:
         """Return the outcomes of row-level expectations that need no library, by index."""
         tests = {}
@@ -150,19 +149,17 @@ class GreatExpectationsValidator:
             )
         return outcomes
 
-    def measures(
-        self, expectation: Mapping[str, Any], schema: pa.Schema
-    ) -> tuple[Measure, ...] | None:
+    def measures(self, expectation: Expectation, schema: pa.Schema) -> tuple[Measure, ...] | None:
         return aggregates.measures(expectation, schema)
 
     def evaluate(
-        self, expectation: Mapping[str, Any], schema: pa.Schema, *, measured: Mapping[Measure, Any]
+        self, expectation: Expectation, schema: pa.Schema, *, measured: Mapping[Measure, Any]
     ) -> ExpectationResult:
         return aggregates.evaluate(
             expectation, schema, measured=measured, warning=_is_warning(expectation)
         )
 
-    def needs_copies(self, expectation: Mapping[str, Any]) -> bool:
+    def needs_copies(self, expectation: Expectation) -> bool:
         return aggregates.needs_copies(expectation)
 
     def to_html(self, report: ValidationReport) -> str:
@@ -171,14 +168,14 @@ class GreatExpectationsValidator:
         return to_html(report)
 
 
-def _condition_sql(expectation: Mapping[str, Any], table: pa.Table) -> str | None:
+def _condition_sql(expectation: Expectation, table: pa.Table) -> str | None:
     """Return the row condition of an expectation in SQL, or None if it applies to all rows."""
     condition = row_condition(expectation)
     return None if condition is None else condition.sql(table.schema)
 
 
 def _check_frame(
-    frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
+    frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Expectation]
 ) -> list[CheckOutcome]:
     """Return the outcomes of expectations without row conditions on a data frame."""
     converted = [typed_arguments(member, schema) for member in expectations]
@@ -217,7 +214,7 @@ def _expand_outcome(
 
 
 def _validate(
-    frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]], result_format: Mapping[str, Any]
+    frame: pd.DataFrame, expectations: Sequence[Expectation], result_format: JsonMapping
 ) -> list[Any]:
     """Run Great Expectations and return the results in the order of the expectations."""
     gx = import_library()
@@ -263,7 +260,7 @@ def _library_errors() -> tuple[type[Exception], ...]:
 
 
 def _failing_rows(
-    frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]]
+    frame: pd.DataFrame, expectations: Sequence[Expectation]
 ) -> list[npt.NDArray[np.bool_]]:
     """Return a mask of the failing rows for each expectation."""
     if not expectations:
@@ -285,7 +282,7 @@ def _unexpected_count(result: Any) -> int:
     return int(result.result.get("unexpected_count") or 0)
 
 
-def _convert_result(expectation: Mapping[str, Any], result: Any, rows: int) -> ExpectationResult:
+def _convert_result(expectation: Expectation, result: Any, rows: int) -> ExpectationResult:
     """Convert a result of the library."""
     return ExpectationResult(
         expectation=expectation,
@@ -298,7 +295,7 @@ def _convert_result(expectation: Mapping[str, Any], result: Any, rows: int) -> E
     )
 
 
-def _is_warning(expectation: Mapping[str, Any]) -> bool:
+def _is_warning(expectation: Expectation) -> bool:
     return expectation.get("severity") in _WARNING_SEVERITIES
 
 

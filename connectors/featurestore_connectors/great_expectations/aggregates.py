@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
 from featurestore.model.validation import ExpectationResult
-from featurestore.plugins.validator import CheckOutcome, Measure, MeasureKind
+from featurestore.plugins.validator import CheckOutcome, Expectation, Measure, MeasureKind
 from featurestore_connectors.great_expectations.predicates import (
     count_repeated,
     is_number,
@@ -57,7 +57,7 @@ _DISTINCT_ONLY = frozenset(
 )
 
 
-def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
+def measures(expectation: Expectation, schema: pa.Schema) -> tuple[Measure, ...] | None:
     """Return the measures that determine an expectation, or None if measures are not sufficient."""
     expectation_type, kwargs = str(expectation["type"]), expectation["kwargs"]
     # Engines compute measures over all rows.
@@ -89,7 +89,7 @@ def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure
     return None
 
 
-def _expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+def _expectation_columns(expectation: Expectation) -> tuple[str, ...]:
     """Return the column or the columns that an expectation measures."""
     kwargs = expectation["kwargs"]
     if kwargs.get("column_list"):
@@ -97,13 +97,13 @@ def _expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     return (kwargs.get("column"),)
 
 
-def needs_copies(expectation: Mapping[str, Any]) -> bool:
+def needs_copies(expectation: Expectation) -> bool:
     """Return whether the result depends on duplicates of a row."""
     return str(expectation["type"]) not in _DISTINCT_ONLY
 
 
 def evaluate(
-    expectation: Mapping[str, Any],
+    expectation: Expectation,
     schema: pa.Schema,
     *,
     measured: Mapping[Measure, Any],
@@ -128,7 +128,7 @@ def evaluate(
     )
 
 
-def is_uniqueness(expectation: Mapping[str, Any], schema: pa.Schema) -> bool:
+def is_uniqueness(expectation: Expectation, schema: pa.Schema) -> bool:
     """Return whether an expectation compares values that the engine can group."""
     columns = _expectation_columns(expectation)
     return (
@@ -139,7 +139,7 @@ def is_uniqueness(expectation: Mapping[str, Any], schema: pa.Schema) -> bool:
 
 
 def check_uniqueness(
-    table: pa.Table, expectation: Mapping[str, Any], *, condition: str | None, warning: bool
+    table: pa.Table, expectation: Expectation, *, condition: str | None, warning: bool
 ) -> CheckOutcome:
     """Return the outcome of a uniqueness expectation on the rows that meet a condition in SQL."""
     columns = _expectation_columns(expectation)
@@ -154,14 +154,14 @@ def check_uniqueness(
     return CheckOutcome(result, checked)
 
 
-def meets_fraction(expectation: Mapping[str, Any], *, checked: int, unexpected: int) -> bool:
+def meets_fraction(expectation: Expectation, *, checked: int, unexpected: int) -> bool:
     """Return whether enough of the checked rows are expected: all, or the fraction ``mostly``."""
     mostly = float(expectation["kwargs"].get("mostly") or 1.0)
     return unexpected == 0 or checked - unexpected >= mostly * checked
 
 
 def _uniqueness_result(
-    expectation: Mapping[str, Any], rows: int, *, checked: int, repeated: int, warning: bool
+    expectation: Expectation, rows: int, *, checked: int, repeated: int, warning: bool
 ) -> ExpectationResult:
     """Return the result of a uniqueness expectation from the numbers of checked and repeated rows."""
     is_met = meets_fraction(expectation, checked=checked, unexpected=repeated)
@@ -204,7 +204,7 @@ def _fraction(count: int, total: int) -> float:
     return count / total if total else 0.0
 
 
-def is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
+def is_between(expectation: Expectation, observed: Any) -> bool:
     """Return whether an observed value satisfies the bounds of an expectation."""
     kwargs = expectation["kwargs"]
     # NaN is not equal to itself.

@@ -35,6 +35,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidExpectation, InvalidSql, listing
+from featurestore.model.json_object import JsonMapping
+from featurestore.plugins.validator import Expectation
 from featurestore.usersql import DIALECT, parse_statement, quote
 from featurestore_connectors.great_expectations.predicates import (
     constant_sql,
@@ -274,7 +276,7 @@ def _build_comparison(first: exp.Expr, sign: str, second: exp.Expr) -> exp.Expr 
 # -- text --------------------------------------------------------------------------------
 
 
-def row_condition(expectation: Mapping[str, Any]) -> RowCondition | None:
+def row_condition(expectation: Expectation) -> RowCondition | None:
     """Return the row condition of an expectation, or None if it applies to all rows."""
     if expectation["type"] in NAMES_ONLY:
         return None
@@ -577,7 +579,7 @@ def _from_json(condition: object, *, depth: int) -> exp.Expr:
     raise _invalid_condition_error(condition)
 
 
-def _comparison_from_json(column: exp.Expr, condition: Mapping[str, Any]) -> exp.Expr:
+def _comparison_from_json(column: exp.Expr, condition: JsonMapping) -> exp.Expr:
     """Parse a comparison in the JSON form of Great Expectations."""
     from sqlglot import exp
 

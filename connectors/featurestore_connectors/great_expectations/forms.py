@@ -29,9 +29,11 @@ from featurestore.errors import (
     InvalidReference,
     did_you_mean,
 )
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.names import parse_reference
 from featurestore.model.times import is_finer_than_microseconds
 from featurestore.model.validation import IN_FEATURE, FeatureComparison
+from featurestore.plugins.validator import Expectation
 from featurestore_connectors.great_expectations.conditions import (
     NAMES_ONLY,
     SQL,
@@ -77,7 +79,7 @@ _MAX_DEPTH = 50
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
 _STORED_KEYS = ("meta", "severity", "description", "notes")
-_DEFAULTS: dict[str, Any] = {"severity": "critical"}
+_DEFAULTS: JsonDict = {"severity": "critical"}
 # Fields of all expectations that are not user arguments.
 _COMMON_FIELDS = {
     "id", "meta", "notes", "result_format", "description", "catch_exceptions", "rendered_content",
@@ -85,7 +87,7 @@ _COMMON_FIELDS = {
 }  # fmt: skip
 
 
-def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
+def normalize_expectations(expectations: object) -> tuple[JsonDict, ...]:
     """Convert expectation objects, a suite, dicts, or a list of these to plain dicts.
 
     Raises:
@@ -114,7 +116,7 @@ def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
     )
 
 
-def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+def needed_columns(expectation: Expectation) -> tuple[str, ...]:
     """Return the columns whose values an expectation needs, () if it needs none."""
     if expectation["type"] in NAMES_ONLY:
         return ()
@@ -127,7 +129,7 @@ def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def is_row_level(expectation: Mapping[str, Any]) -> bool:
+def is_row_level(expectation: Expectation) -> bool:
     """Return whether each row passes or fails independently of other rows."""
     expectation_type = str(expectation["type"])
     if expectation_type == IN_FEATURE:
@@ -135,7 +137,7 @@ def is_row_level(expectation: Mapping[str, Any]) -> bool:
     return expectation_type not in _NEED_ALL_ROWS and _is_map(expectation_type)
 
 
-def build_expectation(expectation: Mapping[str, Any]) -> Any:
+def build_expectation(expectation: Expectation) -> Any:
     """Build a library object from a plain dict, without its row condition.
 
     The dict may come from a stored table and is untrusted. Arguments that the library would
@@ -177,7 +179,7 @@ def build_expectation(expectation: Mapping[str, Any]) -> Any:
     return built
 
 
-def convert_to_marker(expectation: Mapping[str, Any]) -> dict[str, Any]:
+def convert_to_marker(expectation: Expectation) -> JsonDict:
     """Return the library's expectation for the marker of a comparison with a feature.
 
     Raises:
@@ -213,7 +215,7 @@ def convert_to_marker(expectation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument_error(
-    expectation_type: str, kwargs: Mapping[str, Any], error: Exception
+    expectation_type: str, kwargs: JsonMapping, error: Exception
 ) -> InvalidExpectation:
     """Return the error for unknown, missing or invalid arguments of an expectation."""
     from great_expectations.expectations.registry import get_expectation_impl
@@ -249,7 +251,7 @@ _DICT_ARGUMENTS = frozenset(
 )
 
 
-def _reject_code(expectation_type: str, kwargs: Mapping[str, Any]) -> None:
+def _reject_code(expectation_type: str, kwargs: JsonMapping) -> None:
     """Reject arguments that the library would execute, evaluate or fetch."""
     if expectation_type in _NEED_SQL:
         raise InvalidExpectation(
@@ -276,7 +278,7 @@ def _reject_code(expectation_type: str, kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def _reject_infinite(expectation_type: str, kwargs: Mapping[str, Any]) -> None:
+def _reject_infinite(expectation_type: str, kwargs: JsonMapping) -> None:
     """Reject NaN and infinity, which JSON lacks: the library stores NaN as null, an open bound.
 
     As bounds of a row count, the library converts '-inf' and '1e999' to times.
@@ -344,7 +346,7 @@ def _is_map(expectation_type: str) -> bool:
     )
 
 
-def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(expectation: Expectation) -> JsonDict:
     """Return an expectation in its stored form, after a round trip through Great Expectations."""
     expectation_type = expectation.get("type") or expectation.get("expectation_type")
     kwargs = expectation.get("kwargs", {})
@@ -355,12 +357,12 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
             "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
     kwargs = parse_lists(expectation_type, kwargs)
-    plain: dict[str, Any] = {"type": expectation_type, "kwargs": dict(kwargs)}
+    plain: JsonDict = {"type": expectation_type, "kwargs": dict(kwargs)}
     for key in _STORED_KEYS:
         if expectation.get(key):
             plain[key] = expectation[key]
     parsed = build_expectation(plain).configuration.to_json_dict()
-    normalized: dict[str, Any] = {"type": expectation_type, "kwargs": {}}
+    normalized: JsonDict = {"type": expectation_type, "kwargs": {}}
     if expectation_type == IN_FEATURE:
         # The library knows the expectation of the marker instead.
         normalized["kwargs"] = {name: kwargs[name] for name in ("column", "feature")}
@@ -377,10 +379,10 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
     return normalized
 
 
-def parse_lists(expectation_type: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def parse_lists(expectation_type: str, kwargs: JsonMapping) -> JsonDict:
     """Return the arguments of an expectation with plain lists for the collections in them."""
     try:
-        arguments: dict[str, Any] = _to_json_values(to_plain_lists(kwargs))
+        arguments: JsonDict = _to_json_values(to_plain_lists(kwargs))
     except ConversionError as error:
         raise InvalidExpectation(
             f"{expectation_type}: {error}.",
@@ -439,7 +441,7 @@ def _to_json_values(value: Any) -> Any:
     return float(value) if Decimal(repr(float(value))) == value else str(value)
 
 
-def _keep_type(argument: Any, parsed: Any) -> Any:
+def _keep_type(argument: object, parsed: object) -> object:
     """Return an argument if it equals that of the library, which has floats for numbers."""
     if isinstance(argument, int | str) and isinstance(parsed, float):
         return argument
@@ -487,7 +489,7 @@ def import_library() -> Any:
         # Some expectations show progress bars even if the context disables them.
         draw_bar: Any = validation_graph.tqdm
 
-        def bar_unless_quiet(*values: Any, **options: Any) -> Any:
+        def bar_unless_quiet(*values: object, **options: object) -> object:
             if _is_quiet.get():
                 options["disable"] = True
             return draw_bar(*values, **options)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC
 from importlib.resources import files
 from string import Template
-from typing import Any
 
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import (
@@ -24,6 +23,7 @@ from featurestore.model.validation import (
     format_outcome,
     to_plain_json,
 )
+from featurestore.plugins.validator import Expectation
 from featurestore_connectors.great_expectations.forms import (
     build_expectation,
     import_library,
@@ -105,7 +105,7 @@ def _page_check(result: ExpectationResult) -> _PageCheck:
     return _PageCheck(mark, _describe_expectation(result.expectation), finding, samples)
 
 
-def _describe_expectation(expectation: Mapping[str, Any]) -> str:
+def _describe_expectation(expectation: Expectation) -> str:
     """Describe an expectation in words, or return it as written if the library has no wording."""
     kwargs = expectation.get("kwargs") or {}
     built_in = _BUILT_IN.get(str(expectation["type"]))
@@ -125,7 +125,7 @@ def _describe_expectation(expectation: Mapping[str, Any]) -> str:
     return words
 
 
-def _rendered_text(expectation: Mapping[str, Any]) -> str | None:
+def _rendered_text(expectation: Expectation) -> str | None:
     """Return the library's wording of an expectation as plain text."""
     from great_expectations.expectations.registry import get_renderer_impl
     from great_expectations.render import LegacyRendererType

@@ -22,6 +22,7 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidExpectation, InvalidSql
 from featurestore.model.times import parse_moment
 from featurestore.model.validation import describe
+from featurestore.plugins.validator import Expectation
 from featurestore.usersql import number_literal, predicate, quote
 
 Mask = npt.NDArray[np.bool_]
@@ -95,7 +96,7 @@ def _not_evaluated_error(reason: object) -> InvalidExpectation:
     )
 
 
-def not_computed_error(expectation: Mapping[str, Any], reason: object) -> InvalidExpectation:
+def not_computed_error(expectation: Expectation, reason: object) -> InvalidExpectation:
     """Return the error for an expectation that does not suit the types of its columns."""
     return InvalidExpectation(
         f"{describe(expectation)} cannot be computed: {reason}",
@@ -195,7 +196,7 @@ def is_string(dtype: pa.DataType) -> bool:
 # -- arguments of the library ----------------------------------------------------------------------
 
 
-def typed_arguments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
+def typed_arguments(expectation: Expectation, schema: pa.Schema) -> Mapping[str, Any]:
     """Convert limits and sets to the type of their column, for expectations of the library.
 
     Numbers become decimals if the column has decimals, and ISO strings become times. A value

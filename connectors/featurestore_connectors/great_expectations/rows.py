@@ -20,6 +20,8 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidExpectation
+from featurestore.model.json_object import JsonMapping
+from featurestore.plugins.validator import Expectation
 from featurestore.usersql import quote
 from featurestore_connectors.great_expectations.predicates import (
     constant_sql,
@@ -47,13 +49,13 @@ class RowTest:
 class _Subject:
     """An expectation, the table that it checks, and a name for a computed column."""
 
-    expectation: Mapping[str, Any]
+    expectation: Expectation
     table: pa.Table
     computed: str
 
     @property
-    def kwargs(self) -> Mapping[str, Any]:
-        kwargs: Mapping[str, Any] = self.expectation["kwargs"]
+    def kwargs(self) -> JsonMapping:
+        kwargs: JsonMapping = self.expectation["kwargs"]
         return kwargs
 
     def type_of(self, column: str) -> pa.DataType:
@@ -66,7 +68,7 @@ class _Subject:
         return not_computed_error(self.expectation, reason)
 
 
-def row_test(expectation: Mapping[str, Any], table: pa.Table, *, computed: str) -> RowTest | None:
+def row_test(expectation: Expectation, table: pa.Table, *, computed: str) -> RowTest | None:
     """Return the test of an expectation, or None if only the library can evaluate it.
 
     Args:
@@ -177,10 +179,10 @@ def _test_lengths(subject: _Subject) -> RowTest | None:
     return None if limits is None else RowTest(subject.present(name), limits, lengths)
 
 
-def _map_texts(column: pa.ChunkedArray, function: Callable[[str], Any]) -> list[Any]:
+def _map_texts(column: pa.ChunkedArray, function: Callable[[str], object]) -> list[object]:
     """Return the results of a function of the texts of values; missing values have None."""
     # A text usually occurs in many rows.
-    results: dict[str | None, Any] = {None: None}
+    results: dict[str | None, object] = {None: None}
     texts = list(map(_text, column.to_pylist()))
     for text in texts:
         if text is not None and text not in results:
@@ -188,7 +190,7 @@ def _map_texts(column: pa.ChunkedArray, function: Callable[[str], Any]) -> list[
     return [results[text] for text in texts]
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Return the text of a value in Python, without exponent for decimals; None if it is missing."""
     # NaN is not equal to itself.
     if value is None or value != value:

@@ -16,7 +16,9 @@ import pyarrow.types as pat
 
 from featurestore.arrow.schemas import avro_time_units, is_logical_type_supported
 from featurestore.errors import InvalidJob, missing_extra
+from featurestore.model.json_object import JsonMapping
 from featurestore_connectors.kafka.record_values import (
+    AvroSchema,
     Decoded,
     convert_column,
     named_types,
@@ -25,7 +27,7 @@ from featurestore_connectors.kafka.record_values import (
 from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
 
 # Parsed schemas, which are never removed: the schema of an id does not change.
-_schemas: dict[Any, Any] = {}
+_schemas: dict[object, AvroSchema] = {}
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,11 @@ class AvroValues:
             writer = _parse_once(key, partial(self._compatible_writer_schema, number))
         return _read_avro(datum, writer, reader, number)
 
-    def _compatible_own_schema(self) -> Any:
+    def _compatible_own_schema(self) -> AvroSchema:
         own_schema = _parse_own_schema(self.text)
         return _compatible_schema(own_schema, own_schema)
 
-    def _compatible_writer_schema(self, number: int) -> Any:
+    def _compatible_writer_schema(self, number: int) -> AvroSchema:
         assert self.registry is not None
         return _compatible_schema(
             _fetch_schema(self.registry, number), _parse_own_schema(self.text)
@@ -81,8 +83,8 @@ class AvroValues:
 class WriterSchema:
     """A schema from a registry, and its named types (records, enums and fixed types)."""
 
-    schema: Any
-    named_types: Mapping[str, Any]
+    schema: AvroSchema
+    named_types: Mapping[str, AvroSchema]
 
 
 def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
@@ -102,7 +104,7 @@ def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
     return _read_avro(datum, writer, None, number), _schemas[key]
 
 
-def _read_avro(content: bytes, writer: Any, reader: Any, number: int) -> Any:
+def _read_avro(content: bytes, writer: AvroSchema, reader: AvroSchema, number: int) -> AvroSchema:
     """Read a datum with a writer's schema, resolved to a reader's schema if there is one."""
     import fastavro
 
@@ -119,7 +121,7 @@ def _read_avro(content: bytes, writer: Any, reader: Any, number: int) -> Any:
     return datum_value
 
 
-def _compatible_schema(writer: Any, reader: Any) -> Any:
+def _compatible_schema(writer: AvroSchema, reader: AvroSchema) -> AvroSchema:
     """Remove logical types from a writer's schema that the reader's schema lacks.
 
     If the reader declares a plain string or number, the value is returned as written, without
@@ -153,7 +155,7 @@ def _compatible_schema(writer: Any, reader: Any) -> Any:
     return compatible
 
 
-def _non_null_branch(reader: Any) -> Any:
+def _non_null_branch(reader: AvroSchema) -> AvroSchema:
     """Return the first non-null type of a union as a mapping, or None."""
     if isinstance(reader, list):
         branches = [branch for branch in reader if branch != "null"]
@@ -163,11 +165,11 @@ def _non_null_branch(reader: Any) -> Any:
     return reader if isinstance(reader, Mapping) else None
 
 
-def _is_plain(reader: Any) -> bool:
+def _is_plain(reader: AvroSchema) -> bool:
     return not isinstance(reader, Mapping) or not isinstance(reader.get("type"), list | Mapping)
 
 
-def _have_same_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
+def _have_same_logical_type(writer: JsonMapping, reader: AvroSchema) -> bool:
     return (
         isinstance(reader, Mapping)
         and is_logical_type_supported(writer)
@@ -202,7 +204,7 @@ def _convert_value(value: Any, dtype: pa.DataType, unit: Any) -> Any:
     return value
 
 
-def _fetch_schema(registry: str, number: int) -> Any:
+def _fetch_schema(registry: str, number: int) -> AvroSchema:
     """Fetch an Avro schema from the registry by its id."""
     registered = fetch_schema(registry, number, schema_type="AVRO")
     try:
@@ -211,7 +213,7 @@ def _fetch_schema(registry: str, number: int) -> Any:
         raise RecordError(f"schema {number} of the registry is not an Avro schema") from error
 
 
-def _parse_own_schema(text: str) -> Any:
+def _parse_own_schema(text: str) -> AvroSchema:
     """Parse the schema in a job's settings.
 
     Raises:
@@ -223,7 +225,7 @@ def _parse_own_schema(text: str) -> Any:
         raise _invalid_schema_error(error) from error
 
 
-def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
+def _parse_once(key: tuple[object, ...], load: Callable[[], AvroSchema]) -> AvroSchema:
     """Return a schema parsed by fastavro. It is loaded once per key."""
     if key in _schemas:
         return _schemas[key]

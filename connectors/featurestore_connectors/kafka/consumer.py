@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +34,9 @@ from featurestore_connectors.kafka.settings import (
     to_store_error,
     translate_kafka_errors,
 )
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message, TopicPartition
 
 # Seconds that a new member waits for partitions. Partitions of a dead member are free after the
 # session timeout.
@@ -77,14 +80,14 @@ class Membership:
         """Leave the group, so that the other members take over the partitions."""
         self._consumer.close()
 
-    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.assign(partitions)
         # The membership only divides the partitions. Their records are read by another consumer.
         consumer.pause(partitions)
         self._partitions = frozenset(partition.partition for partition in partitions)
         self._has_assignment = True
 
-    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._partitions = self._partitions - frozenset(
             partition.partition for partition in partitions
         )
@@ -110,7 +113,7 @@ class KafkaStream:
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
-        self._client: Any = None
+        self._client: Consumer | None = None
         self._membership: Membership | None = None
 
     def topic(self, name: str) -> Topic:
@@ -244,7 +247,7 @@ class KafkaStream:
 
     def _separate_events(
         self, messages: list[Any], open_partitions: set[int]
-    ) -> tuple[list[Any], set[int]]:
+    ) -> tuple[list[Message], set[int]]:
         """Separate the records from end-of-partition events."""
         records, ended = messages, set()
         errors = _call_each(messages, "error")
@@ -260,7 +263,7 @@ class KafkaStream:
         ended &= open_partitions
         return records, ended
 
-    def _new_consumer(self) -> Any:
+    def _new_consumer(self) -> Consumer:
         """Return the consumer of this connection, which is created on first use."""
         if self._client is None:
             library = import_client_library()
@@ -297,7 +300,7 @@ class KafkaStream:
         return None if identity is None else str(identity)
 
 
-def _call_each(messages: list[Any], method: str) -> list[Any]:
+def _call_each(messages: list[Message], method: str) -> list[Any]:
     """Call a method of each message and return the results."""
     return list(map(methodcaller(method), messages))
 
@@ -320,7 +323,7 @@ class _RecordBuffer:
         return self._max_records - self._rows
 
     def add(
-        self, messages: list[Any], end: Mapping[int, int], open_partitions: Collection[int]
+        self, messages: list[Message], end: Mapping[int, int], open_partitions: Collection[int]
     ) -> dict[int, int]:
         """Add messages of open partitions, up to their end offsets.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +27,7 @@ from featurestore.arrow.json_text import NumberText, parse_number
 from featurestore.arrow.text_values import TextRules
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.stream import RECORD_FIELDS, StreamSpec
 from featurestore.plugins.source import (
     RECORD_DELETES,
@@ -305,7 +305,7 @@ class DebeziumValues:
         }
         return Decoded(columns, pa.array(reasons, pa.string()), deletes, fields)
 
-    def _event_values(self, event: _Event) -> dict[str, Any]:
+    def _event_values(self, event: _Event) -> JsonDict:
         """Return the values of an event; for a delete only the key, as others may be missing."""
         row = dict(event.row or {})
         if event.operation == "delete":
@@ -366,7 +366,7 @@ class _Event:
     ``has_schema`` is set if values are converted by a schema, ``reason`` if it cannot be applied.
     """
 
-    row: Mapping[str, Any] | None = None
+    row: JsonMapping | None = None
     operation: str | None = None
     changed: int | None = None
     captured: int | None = None
@@ -387,7 +387,7 @@ def _parse_json_event(text: str | None) -> _Event:
     return _parse_envelope(envelope, has_schema=False)
 
 
-def _parse_envelope(envelope: Any, *, has_schema: bool) -> _Event:
+def _parse_envelope(envelope: object, *, has_schema: bool) -> _Event:
     """Parse an event envelope; an invalid envelope becomes an event with a reason."""
     if not isinstance(envelope, Mapping) or "op" not in envelope:
         return _Event(reason="the value is not a change event: it has no 'op'")
@@ -405,7 +405,7 @@ def _parse_envelope(envelope: Any, *, has_schema: bool) -> _Event:
     return _Event(row, _WRITES[operation], changed, captured, has_schema=has_schema)
 
 
-def _event_micros(times: Mapping[str, Any]) -> int | None:
+def _event_micros(times: JsonMapping) -> int | None:
     """Return the time of an event from its finest unit, in microseconds."""
     for name, factor in (("ts_us", 1), ("ts_ms", 1000)):
         value = times.get(name)

@@ -9,12 +9,12 @@ https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featurestore.arrow.proto_schemas import (
     DATE_MESSAGE,
@@ -30,6 +30,10 @@ from featurestore.arrow.proto_schemas import (
 from featurestore.arrow.proto_text import ProtoError, ProtoField
 from featurestore.errors import missing_extra
 from featurestore_connectors.kafka.schema_registry import RecordError
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message
 
 # The types with which fields are decoded: the same encoding, with all bits of a value.
 _WIRE_TYPES = {
@@ -55,6 +59,7 @@ _NANOS_PER_SECOND = 10**9
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 Converter = Callable[[Any], Any]
+UnknownFields = Callable[["Message"], Any]
 
 
 def import_library() -> Any:
@@ -89,7 +94,7 @@ class MessagePlan:
         self._decode_error = message.DecodeError
         self._name = writer[1].name
 
-    def read(self, content: bytes) -> Any:
+    def read(self, content: bytes) -> object:
         """Return the fields of an encoded message."""
         try:
             decoded = self._class.FromString(content)
@@ -102,13 +107,13 @@ class MessagePlan:
 class _MessageReader:
     """Converts decoded messages of a type to values, by the numbers of their fields."""
 
-    list_unknown_fields: Callable[[Any], Any]
+    list_unknown_fields: UnknownFields
     fields: dict[int, tuple[str, Converter]] = field(default_factory=dict)
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, object] = field(default_factory=dict)
     required: list[str] = field(default_factory=list)
     finish: Converter | None = None
 
-    def __call__(self, message: Any) -> Any:
+    def __call__(self, message: Message) -> Any:
         values = dict(self.defaults)
         for descriptor, value in message.ListFields():
             if descriptor.number not in self.fields:  # another member of a oneof
@@ -125,11 +130,11 @@ class _MessageReader:
                 raise RecordError(f"{name} does not have the encoding of its type")
         return self._complete(values)
 
-    def empty(self) -> Any:
+    def empty(self) -> object:
         """Return the value of a message without fields."""
         return self._complete(dict(self.defaults))
 
-    def _complete(self, values: dict[str, Any]) -> Any:
+    def _complete(self, values: dict[str, Any]) -> object:
         for name in self.required:
             if values[name] is None:
                 raise RecordError(f"{name} is required, and missing")
@@ -143,7 +148,7 @@ class _Compiler:
         self,
         writer_schema: ProtoSchema,
         reader_schema: ProtoSchema,
-        list_unknown_fields: Callable[[Any], Any],
+        list_unknown_fields: UnknownFields,
     ) -> None:
         self._library = import_library()
         self._writer_schema = writer_schema
@@ -172,7 +177,7 @@ class _Compiler:
 
     def _add_column(
         self,
-        descriptor: Any,
+        descriptor: Descriptor,
         message_reader: _MessageReader,
         reader: tuple[MessageType, ProtoField],
         writer: tuple[MessageType, Mapping[int, ProtoField]],
@@ -214,7 +219,7 @@ class _Compiler:
 
     def _add_field(
         self,
-        descriptor: Any,
+        descriptor: Descriptor,
         source: ProtoField,
         declared: ProtoField,
         types: tuple[FieldType, FieldType],
@@ -239,7 +244,7 @@ class _Compiler:
 
     def _add_map(
         self,
-        descriptor: Any,
+        descriptor: Descriptor,
         source: ProtoField,
         declared: ProtoField,
         types: tuple[FieldType, FieldType],
@@ -283,7 +288,7 @@ class _Compiler:
             return _unchanged
         raise _mismatch(declared, writer_type, reader_type)
 
-    def _add_oneofs(self, descriptor: Any, writer: MessageType) -> None:
+    def _add_oneofs(self, descriptor: Descriptor, writer: MessageType) -> None:
         """Add the members of each oneof that has columns: the last member in a record counts."""
         added = {field.number: field for field in descriptor.field}
         used = {member.oneof or "" for member in writer.fields if member.number in added}
@@ -307,7 +312,7 @@ def _cardinality(declared: ProtoField) -> str:
     return "repeated" if declared.label == "repeated" else "singular"
 
 
-def _wire_type(descriptor: Any, field_type: FieldType) -> Any:
+def _wire_type(descriptor: Descriptor, field_type: FieldType) -> Any:
     """Return the type with which values of a field are decoded; messages are not decoded."""
     if isinstance(field_type, MessageType):
         return descriptor.TYPE_BYTES
@@ -327,7 +332,7 @@ def _mismatch(declared: ProtoField, writer_type: FieldType, reader_type: FieldTy
     )
 
 
-def _unchanged(value: Any) -> Any:
+def _unchanged(value: object) -> object:
     return value
 
 
@@ -357,12 +362,12 @@ def _enum_name(names: Mapping[int, str], enum: str, number: int) -> str:
     return names[number]
 
 
-def _each_value(converter: Converter, values: Any) -> list[Any]:
+def _each_value(converter: Converter, values: Iterable[object]) -> list[object]:
     return [converter(value) for value in values]
 
 
 def _map_entries(
-    reader: _MessageReader, empty: Callable[[], Any] | None, entries: Any
+    reader: _MessageReader, empty: Callable[[], object] | None, entries: Any
 ) -> list[dict[str, Any]]:
     """Return the entries of a map, sorted by key; the last entry of a key counts.
 

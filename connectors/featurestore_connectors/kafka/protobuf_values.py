@@ -10,7 +10,7 @@ import binascii
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -27,6 +27,9 @@ from featurestore.arrow.proto_text import (
 from featurestore_connectors.kafka.protobuf_messages import MessagePlan, import_library
 from featurestore_connectors.kafka.record_values import Decoded, convert_column, read_each
 from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 _MAX_VARINT_BYTES = 5
 
@@ -82,7 +85,7 @@ class ProtobufValues:
         return MessagePlan((writer, message), (job, job.message))
 
 
-def read_registered(value: bytes, registry: str) -> Any:
+def read_registered(value: bytes, registry: str) -> object:
     """Return the fields of a message, with the schema of the registry that wrote it."""
     number, content = split_header(value)
     indexes, start = read_indexes(content)
@@ -135,10 +138,10 @@ def _read_zigzag(content: bytes, position: int) -> tuple[int, int]:
 
 
 # Schemas and plans, or the errors of those that cannot be read; the schema of an id does not change.
-_loaded: dict[Any, Any] = {}
+_loaded: dict[object, Any] = {}
 
 
-def load_once(key: Any, load: Callable[[], Any]) -> Any:
+def load_once(key: object, load: Callable[[], Any]) -> Any:
     """Return the result for a key, which is computed once, or raise its RecordError again."""
     if key not in _loaded:
         try:
@@ -191,7 +194,7 @@ def parse_registered(text: str) -> ProtoFile:
     )
 
 
-def _message(descriptor: Any, syntax: str, *, level: int) -> ProtoMessage:
+def _message(descriptor: Descriptor, syntax: str, *, level: int) -> ProtoMessage:
     if level > MAX_MESSAGE_LEVELS:
         raise ProtoError(f"messages are nested deeper than {MAX_MESSAGE_LEVELS} levels")
     nested = [
@@ -207,7 +210,9 @@ def _message(descriptor: Any, syntax: str, *, level: int) -> ProtoMessage:
     )
 
 
-def _field(field: Any, message: Any, entries: dict[str, Any], syntax: str) -> ProtoField:
+def _field(
+    field: FieldDescriptor, message: Descriptor, entries: dict[str, Descriptor], syntax: str
+) -> ProtoField:
     label, map_key, value = "", None, field
     if field.label == field.LABEL_REPEATED:
         label = "repeated"
@@ -233,13 +238,13 @@ def _field(field: Any, message: Any, entries: dict[str, Any], syntax: str) -> Pr
     )
 
 
-def _type_name(field: Any) -> str:
+def _type_name(field: FieldDescriptor) -> str:
     if field.type_name:
         return str(field.type_name)
     return str(field.Type.Name(field.type).removeprefix("TYPE_").lower())
 
 
-def _default(field: Any) -> tuple[str, ...]:
+def _default(field: FieldDescriptor) -> tuple[str, ...]:
     """Return the default of a field as tokens of the text format."""
     if not field.HasField("default_value"):
         return ()
@@ -250,7 +255,7 @@ def _default(field: Any) -> tuple[str, ...]:
     return (field.default_value,)
 
 
-def _enum(descriptor: Any) -> ProtoEnum:
+def _enum(descriptor: Descriptor) -> ProtoEnum:
     if not descriptor.value:
         raise ProtoError(f"the enum {descriptor.name} has no values")
     return ProtoEnum(

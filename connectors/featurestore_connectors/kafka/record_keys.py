@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from featurestore.arrow.json_columns import JsonColumns
 from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.arrow.text_values import TextRules
+from featurestore.model.json_object import JsonDict
 from featurestore_connectors.kafka import record_values
 from featurestore_connectors.kafka.avro_values import read_datum
 from featurestore_connectors.kafka.protobuf_values import read_registered
@@ -27,7 +27,7 @@ class KeyReader:
 
     def read(self, keys: pa.Array) -> tuple[Mapping[str, pa.Array], pa.Array]:
         """Return the columns, and for each key the reason why it cannot be read, or null."""
-        members: list[dict[str, Any]] = []
+        members: list[JsonDict] = []
         reasons: list[str | None] = []
         for key in keys.to_pylist():
             key_fields, reason = self._members(key)
@@ -38,7 +38,7 @@ class KeyReader:
             reasons[row] = reasons[row] or f"the key: {reason}"
         return columns, pa.array(reasons, pa.string())
 
-    def _members(self, key: bytes | None) -> tuple[dict[str, Any], str | None]:
+    def _members(self, key: bytes | None) -> tuple[JsonDict, str | None]:
         """Return the fields of a key by column, or the reason why it cannot be read."""
         if key is None:
             return {}, "the record has neither key nor value"
@@ -60,7 +60,7 @@ class KeyReader:
             return {}, "the key has one value, but the primary key has several columns"
         return {self.schema.names[0]: value}, None
 
-    def _value(self, key: bytes) -> tuple[Any, bool]:
+    def _value(self, key: bytes) -> tuple[object, bool]:
         """Parse a key: of a registry, JSON, or a plain string. Also return whether it has a schema."""
         # The format of a key does not depend on the value. Only a header begins with a zero byte.
         if self.registry is not None and key[:1] == b"\0":
@@ -79,7 +79,7 @@ class KeyReader:
             return text, False
         return value, False
 
-    def _registered_value(self, key: bytes, registry: str) -> tuple[Any, bool]:
+    def _registered_value(self, key: bytes, registry: str) -> tuple[object, bool]:
         """Read a key by the type of its schema; also return whether times and decimals are texts."""
         number, content = split_header(key)
         schema_type = fetch_schema(registry, number, schema_type=None).schema_type

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ from featurestore.arrow.json_schemas import JsonNode, parse_json_schema
 from featurestore.arrow.json_text import JsonError, NonFinite, NumberText
 from featurestore.arrow.text_values import TextRules
 from featurestore.errors import InvalidJob
+from featurestore.model.json_object import JsonMapping
 from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
 
 _UNITS = {
@@ -60,6 +61,9 @@ _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 _NON_FINITE = {name: NonFinite(name) for name in ("NaN", "Infinity", "-Infinity")}
 _NUMBER = re.compile(r"-?[0-9]+(?P<fraction>\.[0-9]+)?")
 _ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}Z")
+# A parsed Avro schema: the name of a type, a list of branches, or an object.
+AvroSchema: TypeAlias = Any
+Row = TypeVar("Row")
 # Postgres does not log large values that an update does not change. Connectors write a text in place
 # of each, converted to the type of the column: bytes, character codes, a UUID (its MD5), an object.
 _PLACEHOLDER = "__debezium_unavailable_value"
@@ -71,7 +75,7 @@ _PLACEHOLDERS = (
     base64.b64encode(_PLACEHOLDER_BYTES).decode(),
     str(uuid.UUID(bytes=_PLACEHOLDER_HASH, version=3)),
 )
-_UNAVAILABLE: tuple[Any, ...] = (
+_UNAVAILABLE: tuple[object, ...] = (
     *_PLACEHOLDERS,
     *([placeholder] for placeholder in _PLACEHOLDERS),
     [*_PLACEHOLDER_BYTES],
@@ -124,9 +128,11 @@ def to_strings(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     return pa.array(texts_or_null, pa.string()), pa.array(broken, pa.bool_())
 
 
-def read_each(values: pa.Array, read: Callable[[bytes], Any]) -> tuple[list[Any], list[str | None]]:
+def read_each(
+    values: pa.Array, read: Callable[[bytes], Row]
+) -> tuple[list[Row | None], list[str | None]]:
     """Read values one by one; return the results, and the reason of each unreadable value."""
-    results: list[Any] = []
+    results: list[Row | None] = []
     reasons: list[str | None] = []
     for value in values.to_pylist():
         result, reason = None, None
@@ -141,7 +147,7 @@ def read_each(values: pa.Array, read: Callable[[bytes], Any]) -> tuple[list[Any]
     return results, reasons
 
 
-def convert_column(values: list[Any], column: pa.Field, reasons: list[str | None]) -> pa.Array:
+def convert_column(values: list[object], column: pa.Field, reasons: list[str | None]) -> pa.Array:
     """Convert the values of a column; values that do not fit become null and get a reason."""
     try:
         return pa.array(values, column.type)
@@ -246,7 +252,7 @@ def _is_representable(dtype: pa.DataType) -> bool:
     return bool(is_number or is_time or pat.is_boolean(dtype) or pat.is_string(dtype))
 
 
-def is_unavailable(value: Any) -> bool:
+def is_unavailable(value: object) -> bool:
     """Return whether a value of a change event is a placeholder, because it is not in the log.
 
     >>> is_unavailable("X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="), is_unavailable([95, 95])
@@ -311,7 +317,7 @@ def from_json(value: Any, schema: Any) -> Any:
     return value
 
 
-def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
+def from_avro(value: Any, schema: AvroSchema, types_by_name: Mapping[str, AvroSchema]) -> Any:
     """Convert a raw Avro value by its schema; ``types_by_name`` has the schema's named types."""
     if isinstance(schema, list):  # a union of null and another type
         branches = [branch for branch in schema if branch != "null"]
@@ -332,9 +338,9 @@ def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
     return _convert_by_semantic_type(value, schema)
 
 
-def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
+def named_types(schema: AvroSchema, namespace: str = "") -> dict[str, AvroSchema]:
     """Return the records, enums and fixed types of an Avro schema by full name."""
-    types_by_name: dict[str, Any] = {}
+    types_by_name: dict[str, AvroSchema] = {}
     if isinstance(schema, list):
         for branch in schema:
             types_by_name |= named_types(branch, namespace)
@@ -352,7 +358,7 @@ def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
     return types_by_name
 
 
-def _convert_by_semantic_type(value: Any, schema: Mapping[str, Any]) -> Any:
+def _convert_by_semantic_type(value: Any, schema: JsonMapping) -> Any:
     """Convert a raw Avro value by the semantic type in its schema."""
     name, logical = schema.get("connect.name"), schema.get("logicalType")
     unit = _UNITS.get(str(name)) or _LOGICAL_UNITS.get(str(logical))

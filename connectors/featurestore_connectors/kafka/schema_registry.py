@@ -15,6 +15,7 @@ from http.client import HTTPException
 from typing import Any
 
 from featurestore.errors import SourceUnavailable
+from featurestore.model.json_object import JsonDict
 from featurestore.model.runtime import ForkSafeLock
 
 # The zero byte and the schema id, in big-endian order.
@@ -106,7 +107,7 @@ def _add_imports(
         _add_imports(registry, number, referenced, imports)
 
 
-def _request(registry: str, path: str, noun: str) -> dict[str, Any]:
+def _request(registry: str, path: str, noun: str) -> JsonDict:
     """Return the response of the registry, an object with the text of a schema."""
     try:
         address = f"{registry.rstrip('/')}/{path}"

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.errors import ConfigurationError, EngineError
@@ -21,6 +21,10 @@ from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.source import MicroBatch, SourceConfig
 from featurestore_connectors.kafka.settings import TIMEOUT_SECONDS, check_config
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 _CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -31,11 +35,11 @@ _LOOK_SECONDS = 0.5
 class _BatchHandoff:
     """Passes micro-batches from Spark's callback thread to the reading thread."""
 
-    frames: queue.Queue[tuple[Any, int]] = field(default_factory=lambda: queue.Queue(1))
+    frames: queue.Queue[tuple[DataFrame, int]] = field(default_factory=lambda: queue.Queue(1))
     processed: threading.Event = field(default_factory=threading.Event)
     is_cancelled: bool = False
 
-    def put(self, frame: Any, number: int) -> None:
+    def put(self, frame: DataFrame, number: int) -> None:
         """Pass a micro-batch and wait until it is processed. Called by Spark."""
         if self.is_cancelled:
             raise InterruptedError("the reader has stopped")
@@ -94,8 +98,8 @@ def batch(
 
 
 def _take_batches(
-    session: Any,
-    query: Any,
+    session: SparkSession,
+    query: StreamingQuery,
     handoff: _BatchHandoff,
     checkpoint: str,
     topic: str,
@@ -168,7 +172,7 @@ def _quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _session_with_kafka(engine: Engine) -> Any:
+def _session_with_kafka(engine: Engine) -> SparkSession:
     """Return the engine's Spark session after checking that it can read Kafka.
 
     Raises:

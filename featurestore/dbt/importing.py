@@ -36,7 +36,7 @@ from featurestore.external import grant_rows
 from featurestore.featuregroups import WriteRequest, create
 from featurestore.featuregroups.definition import build_spec, definition_differences
 from featurestore.featuregroups.redefinition import (
-    Definition,
+    StoredDefinition,
     change_definition,
     describe_changes,
     read_definition,
@@ -328,7 +328,7 @@ def check_origin(project: DbtProject, node: DbtNode, existing: OpenGroup) -> Non
         )
 
 
-def change_fields(current: Definition, declared: FeatureGroupSpec) -> Definition:
+def change_fields(current: StoredDefinition, declared: FeatureGroupSpec) -> StoredDefinition:
     """Return a stored definition with the fields of dbt that change in place."""
     spec = replace(current.spec, ttl=declared.ttl, expectations=declared.expectations)
     return replace(current, spec=spec)

@@ -25,8 +25,8 @@ from featurestore.featuregroups.definition import (
     check_descriptions,
     definition_differences,
 )
-from featurestore.featuregroups.redefinition import Definition as StoredDefinition
 from featurestore.featuregroups.redefinition import (
+    StoredDefinition,
     change_definition,
     describe_changes,
     read_definition,

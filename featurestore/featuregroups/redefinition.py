@@ -51,13 +51,13 @@ CHANGEABLE_FIELDS = (
 
 
 @dataclass(frozen=True)
-class Definition:
+class StoredDefinition:
     """The parts of a group that can change in place: fields of its spec, descriptions and tags."""
 
     spec: FeatureGroupSpec
     meta: commits.Meta
 
-    def with_fields_of(self, spec: FeatureGroupSpec) -> Definition:
+    def with_fields_of(self, spec: FeatureGroupSpec) -> StoredDefinition:
         """Return the definition with the changeable fields of another spec."""
         fields = {name: getattr(spec, name) for name in CHANGEABLE_FIELDS}
         return replace(self, spec=replace(self.spec, **fields))
@@ -76,7 +76,7 @@ class Update:
     statistics: bool | None = None
     compact: str | None = None
 
-    def apply(self, definition: Definition) -> Definition:
+    def apply(self, definition: StoredDefinition) -> StoredDefinition:
         """Return the changed definition."""
         fields: dict[str, Any] = {}
         if self.expectations is not None:
@@ -101,7 +101,7 @@ class Update:
         meta = replace(definition.meta, features=features)
         if self.description is not None:
             meta = replace(meta, description=self.description)
-        return Definition(replace(definition.spec, **fields), meta)
+        return StoredDefinition(replace(definition.spec, **fields), meta)
 
 
 def update(
@@ -127,7 +127,7 @@ def update(
 
 
 def change_definition(
-    session: Session, group: OpenGroup, change: Callable[[Definition], Definition]
+    session: Session, group: OpenGroup, change: Callable[[StoredDefinition], StoredDefinition]
 ) -> FeatureGroupSpec:
     """Change the definition of a group in one commit, and return the new definition.
 
@@ -138,7 +138,7 @@ def change_definition(
 
     def change_properties(state: Snapshot, run_id: str) -> PropertyChange | None:
         nonlocal changed
-        current = Definition(commits.declared_spec(state), commits.meta_of(state))
+        current = StoredDefinition(commits.declared_spec(state), commits.meta_of(state))
         changed = change(current)
         differences = describe_changes(current, changed)
         if not differences:
@@ -198,12 +198,12 @@ def check_expectations(session: Session, spec: FeatureGroupSpec) -> None:
         check_compared_features(session, spec)
 
 
-def read_definition(group: OpenGroup) -> Definition:
+def read_definition(group: OpenGroup) -> StoredDefinition:
     """Return the definition of an open group."""
-    return Definition(group.spec, commits.meta_of(group.state))
+    return StoredDefinition(group.spec, commits.meta_of(group.state))
 
 
-def describe_changes(before: Definition, now: Definition) -> list[str]:
+def describe_changes(before: StoredDefinition, now: StoredDefinition) -> list[str]:
     """Describe the differences between two definitions of a group, for plans and histories."""
     changes = []
     for name in CHANGEABLE_FIELDS:

@@ -26,30 +26,30 @@ WRITERS = "featurestore.writers"
 
 
 @dataclass(frozen=True)
-class Writer:
+class GroupWriter:
     """A job that writes a group: whether it reads a stream, and whether it allows more writers."""
 
     stream: bool = False
     shared: bool = False
 
     @classmethod
-    def from_spec(cls, spec: JobSpec) -> Writer:
+    def from_spec(cls, spec: JobSpec) -> GroupWriter:
         """Return the writer that a job definition describes."""
         return cls(spec.stream is not None, spec.shared)
 
 
-def writers_of(group: OpenGroup) -> dict[str, Writer]:
+def writers_of(group: OpenGroup) -> dict[str, GroupWriter]:
     """Return the jobs that write a group by name, as recorded in its table."""
     return _parse_writers(group.state, group.spec.job)
 
 
-def _parse_writers(state: Snapshot, creator: str | None) -> dict[str, Writer]:
+def _parse_writers(state: Snapshot, creator: str | None) -> dict[str, GroupWriter]:
     text = state.properties.get(WRITERS)
     if text is None:
-        return {} if creator is None else {creator: Writer()}
+        return {} if creator is None else {creator: GroupWriter()}
     try:
         return {
-            str(name): Writer(bool(fields.get("stream")), bool(fields.get("shared")))
+            str(name): GroupWriter(bool(fields.get("stream")), bool(fields.get("shared")))
             for name, fields in json.loads(text).items()
         }
     # Any Delta writer can change properties, which must not prevent writes.
@@ -61,7 +61,9 @@ def writer_properties(connection: Connection, name: str) -> dict[str, str]:
     """Return the property of a new table: the registered jobs that write the group."""
     specs = [job.spec for job in jobs.list_all(connection) if writes_group(job.spec, name)]
     return (
-        {WRITERS: _to_text({spec.name: Writer.from_spec(spec) for spec in specs})} if specs else {}
+        {WRITERS: _to_text({spec.name: GroupWriter.from_spec(spec) for spec in specs})}
+        if specs
+        else {}
     )
 
 
@@ -71,7 +73,9 @@ def writes_group(spec: JobSpec, name: str) -> bool:
 
 
 def change_writers(
-    session: Session, group: OpenGroup, change: Callable[[dict[str, Writer]], dict[str, Writer]]
+    session: Session,
+    group: OpenGroup,
+    change: Callable[[dict[str, GroupWriter]], dict[str, GroupWriter]],
 ) -> None:
     """Change the recorded writers of a group in one commit without rows.
 
@@ -107,7 +111,7 @@ def warn_of_writers(group: OpenGroup) -> None:
         )
 
 
-def _to_text(writers: Mapping[str, Writer]) -> str:
+def _to_text(writers: Mapping[str, GroupWriter]) -> str:
     fields = {
         name: {"stream": writer.stream, "shared": writer.shared} for name, writer in writers.items()
     }

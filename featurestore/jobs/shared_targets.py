@@ -18,7 +18,7 @@ from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError, InvalidJob, JobWarning
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.writers import Writer, change_writers, writers_of, writes_group
+from featurestore.featuregroups.writers import GroupWriter, change_writers, writers_of, writes_group
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
 from featurestore.registry import featuregroups, jobs
@@ -86,7 +86,7 @@ def check_targets(
         writers = {} if group is None else writers_of(group)
         writers = {each: writer for each, writer in writers.items() if each not in registered_jobs}
         writers |= {
-            each.name: Writer.from_spec(each)
+            each.name: GroupWriter.from_spec(each)
             for each in specs.values()
             if writes_group(each, spec.target)
         }
@@ -102,7 +102,7 @@ def check_targets(
     return former
 
 
-def refuse_pair(spec: JobSpec, name: str, writer: Writer, *, warns: bool) -> None:
+def refuse_pair(spec: JobSpec, name: str, writer: GroupWriter, *, warns: bool) -> None:
     """Refuse a job whose group another job writes; only warn if one job is a stream."""
     title = f"Job {spec.name!r} and job {name!r} both write feature group {spec.target!r}"
     if spec.stream is not None or writer.stream:
@@ -153,7 +153,7 @@ def claim_target(session: Session, spec: JobSpec, *, former: Collection[str] = (
             group,
             lambda writers: {
                 **{name: writer for name, writer in writers.items() if name not in former},
-                spec.name: Writer.from_spec(spec),
+                spec.name: GroupWriter.from_spec(spec),
             },
         )
 

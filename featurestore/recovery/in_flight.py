@@ -42,7 +42,7 @@ _WRITTEN_KINDS = {**_CREATED_KINDS, "write": GROUP}
 _pending_intents: set[tuple[str, str]] = set()
 
 
-class Writer(Store, Protocol):
+class WritingStore(Store, Protocol):
     """A session that writes; its engine determines where staged rows are stored."""
 
     @property
@@ -125,7 +125,12 @@ def new_run_id() -> str:
 
 @contextmanager
 def in_flight(
-    store: Writer, *, operation: str, name: str, version: int | None, run_id: str | None = None
+    store: WritingStore,
+    *,
+    operation: str,
+    name: str,
+    version: int | None,
+    run_id: str | None = None,
 ) -> Iterator[InFlight]:
     """Record the intent of a write for the duration of a ``with`` block.
 
@@ -212,7 +217,13 @@ def _notify_observers(store: Store, write: InFlight, operation: str, name: str) 
 
 
 def _record_intent(
-    store: Writer, intent_id: str, owner: str, *, operation: str, name: str, version: int | None
+    store: WritingStore,
+    intent_id: str,
+    owner: str,
+    *,
+    operation: str,
+    name: str,
+    version: int | None,
 ) -> int:
     """Claim the version of a write and record its intent in one transaction."""
     # Earlier writes of this process whose intents could not be resolved when they ended.

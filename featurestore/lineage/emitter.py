@@ -73,7 +73,7 @@ def stop(*, seconds: float = 0.0) -> None:
 def _settings() -> tuple[tuple[str, str], ...]:
     """Return the settings that configure a transport, () without a transport."""
     # The values are part of the result, so that start() also detects changed settings.
-    entries = [each for each in sorted(os.environ.items()) if each[0].startswith("OPENLINEAGE")]
+    entries = [entry for entry in sorted(os.environ.items()) if entry[0].startswith("OPENLINEAGE")]
     variables = dict(entries)
     if variables.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return ()

@@ -181,7 +181,7 @@ Assertion = data_quality_assertions_dataset.Assertion
 
 def report_to_assertions(report: ValidationReport) -> list[Assertion]:
     """Convert the results of a validation report to assertions."""
-    return [_result_to_assertion(each) for each in report.results]
+    return list(map(_result_to_assertion, report.results))
 
 
 def _result_to_assertion(result: ExpectationResult) -> Assertion:
@@ -285,7 +285,7 @@ def _export_datasets(
     """Return the sources of an exported training dataset, and the dataset as the output."""
     path = _output_path(work, paths)
     manifest = read_manifest(path)
-    schema = pa.schema([(each.name, type_from_json(each.type)) for each in manifest.columns])
+    schema = pa.schema([(column.name, type_from_json(column.type)) for column in manifest.columns])
     dataset_facets = facets.standard_facets(path, manifest.name, manifest.version, schema)
     dataset_facets["version"] = facets.version_facet(manifest.version)
     dataset_facets["dataQualityMetrics"] = _manifest_metrics(manifest)

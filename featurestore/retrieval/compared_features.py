@@ -76,7 +76,7 @@ def check_compared_features(session: Session, spec: FeatureGroupSpec) -> None:
 def find_comparisons(expectations: Iterable[Mapping[str, Any]]) -> list[FeatureComparison]:
     """Return the comparisons with features in expectations."""
     comparisons = map(FeatureComparison.from_expectation, expectations)
-    return [each for each in comparisons if each is not None]
+    return [comparison for comparison in comparisons if comparison is not None]
 
 
 def is_own_feature(comparison: FeatureComparison, spec: FeatureGroupSpec) -> bool:

@@ -171,15 +171,15 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
 
 
 def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
-    kind = array.type
-    if array_shape(kind) and is_number(array_item_type(kind)):
+    data_type = array.type
+    if array_shape(data_type) and is_number(array_item_type(data_type)):
         if array.null_count:
             raise UnsupportedType(
                 f"Column {name!r} has null lists, which a 2-D array does not support.",
                 hint="use to_arrow()",
             )
         return _to_float_array(flatten_items(array)).reshape(len(array), -1)
-    if is_number(kind):
+    if is_number(data_type):
         return _to_float_array(array).reshape(-1, 1)
     result = np.empty((len(array), 1), dtype=object)
     try:
@@ -250,7 +250,7 @@ def format_table(table: pa.Table, *, limit: int, width: int = 20, more: bool = F
             widths[index] = max(widths[index], len(cell))
             cells.append(cell)
         rows.append(cells)
-    rule = "+" + "+".join("-" * each for each in widths) + "+"
+    rule = "+" + "+".join("-" * width for width in widths) + "+"
     body = [_format_line(cells, widths) for cells in rows]
     lines = [rule, _format_line(names, widths), rule, *body, rule]
     if more:

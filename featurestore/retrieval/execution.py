@@ -213,13 +213,15 @@ def infer_feature_types(
     for feature in features:
         try:
             # Schemas are inferred in one dialect, so that types do not depend on the engine.
-            _, kind = usersql.column_expression(feature.sql, schema=schema, dialect=usersql.DIALECT)
+            _, data_type = usersql.column_expression(
+                feature.sql, schema=schema, dialect=usersql.DIALECT
+            )
         except InvalidSql as error:
             raise InvalidSql(
                 f"The on-demand feature {feature.name!r}: {error.message}",
                 hint=_sibling_hint(error, features, schema=schema) or error.hint,
             ) from error
-        outputs.append(OnDemandOutput(feature, kind))
+        outputs.append(OnDemandOutput(feature, data_type))
     return tuple(outputs)
 
 
@@ -343,11 +345,11 @@ def _check_times(times: pa.Array, name: str, hint: str) -> None:
         raise out_of_range_error(times, row, column=name, shown="A row", hint=hint)
 
 
-def _feature_hint(feature: OnDemandFeature, kind: pa.DataType) -> str:
+def _feature_hint(feature: OnDemandFeature, data_type: pa.DataType) -> str:
     """Return the feature that is null where a time is out of range."""
     # A comment in the expression ends with its line.
     end = "\n)" if "--" in feature.sql else ")"
-    in_range = _null_outside(f"({feature.sql}{end}", kind)
+    in_range = _null_outside(f"({feature.sql}{end}", data_type)
     return f"for null instead of such times: featurestore.feature({feature.name!r}, {in_range!r})"
 
 
@@ -364,6 +366,6 @@ def _query_hint(query: QuerySource, schema: pa.Schema, field: pa.Field) -> str:
     return f"for null instead of such times: featurestore.sql({sql!r})"
 
 
-def _null_outside(sql: str, kind: pa.DataType) -> str:
-    last = "9999-12-31" if pat.is_date(kind) else "9999-12-31 23:59:59.999999"
+def _null_outside(sql: str, data_type: pa.DataType) -> str:
+    last = "9999-12-31" if pat.is_date(data_type) else "9999-12-31 23:59:59.999999"
     return f"case when {sql} between '0001-01-01' and '{last}' then {sql} end"

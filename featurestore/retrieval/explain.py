@@ -402,7 +402,7 @@ def _parse_key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
     key_values = _key_values(spec, key)
     if key_values is None or set(key_values) != set(spec.primary_key):
         types = {name: spec.schema.field(name).type for name in spec.primary_key}
-        examples = [f"{name!r}: {example_value(kind)}" for name, kind in types.items()]
+        examples = [f"{name!r}: {example_value(data_type)}" for name, data_type in types.items()]
         raise InvalidArgument(
             f"key={key!r} does not match the primary key {listing(spec.primary_key)} of "
             f"{spec.name!r}, of type {', '.join(map(str, types.values()))}.",
@@ -425,34 +425,34 @@ def _key_values(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
     return dict(zip(spec.primary_key, key, strict=True))
 
 
-def example_value(kind: pa.DataType) -> str:
+def example_value(data_type: pa.DataType) -> str:
     """Return the code of a key value of a type."""
-    if pat.is_timestamp(kind):
+    if pat.is_timestamp(data_type):
         return "'2024-01-31T12:00:00Z'"
-    if pat.is_date(kind):
+    if pat.is_date(data_type):
         return "datetime.date(2024, 1, 31)"
-    if pat.is_boolean(kind):
+    if pat.is_boolean(data_type):
         return "True"
-    if pat.is_integer(kind) or pat.is_decimal(kind) or pat.is_floating(kind):
+    if pat.is_integer(data_type) or pat.is_decimal(data_type) or pat.is_floating(data_type):
         return "1"
-    return "b'a'" if pat.is_binary(kind) else "'a'"
+    return "b'a'" if pat.is_binary(data_type) else "'a'"
 
 
-def convert_key(value: Any, kind: pa.DataType, name: str) -> Any:
+def convert_key(value: Any, data_type: pa.DataType, name: str) -> Any:
     """Convert a key value to the column type; times may be ISO 8601 texts, too.
 
     Raises:
         InvalidArgument: The column type has no equal value.
         OutOfRange: A time is outside of the years 1 to 9999.
     """
-    if pat.is_timestamp(kind) and isinstance(value, str):
+    if pat.is_timestamp(data_type) and isinstance(value, str):
         return parse_moment(value, argument=name)
     try:
-        return to_value(value, kind)
+        return to_value(value, data_type)
     except ConversionError as error:
         raise InvalidArgument(
             f"key: {name}={value!r} {error.reason}.",
-            hint=f"key={{{name!r}: {example_value(kind)}}}",
+            hint=f"key={{{name!r}: {example_value(data_type)}}}",
         ) from error
 
 

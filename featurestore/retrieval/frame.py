@@ -400,11 +400,11 @@ class FeatureFrame:
             FeatureNotFound: The frame does not have the column.
         """
         names: list[str] = []
-        for each in columns:
-            items = [each] if isinstance(each, str) else as_list(each)
+        for column in columns:
+            items = [column] if isinstance(column, str) else as_list(column)
             if items is None or not all(isinstance(item, str) for item in items):
                 raise InvalidArgument(
-                    f"{each!r:.80} is not a column name.", hint="frame.select('x', 'y')"
+                    f"{column!r:.80} is not a column name.", hint="frame.select('x', 'y')"
                 )
             names += items
         missing_names = [name for name in names if name not in self.columns]

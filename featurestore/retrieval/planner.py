@@ -51,12 +51,12 @@ class LabelSide:
 
     def time_hint(self, column: str) -> str:
         """Return a code hint that converts a column of numbers or strings to times."""
-        kind = self.schema.field(column).type
+        data_type = self.schema.field(column).type
         values: list[float | str | None] = []
         # The first rows are only read to infer the unit of numbers or the format of strings.
-        if (can_be_epoch(kind) or pat.is_string(kind)) and self.peek is not None:
+        if (can_be_epoch(data_type) or pat.is_string(data_type)) and self.peek is not None:
             values = self.peek().column(column).to_pylist()
-        return time_hint(column, kind, values)
+        return time_hint(column, data_type, values)
 
     @property
     def dataframe_columns(self) -> tuple[str, ...]:

@@ -219,13 +219,13 @@ def _unknown_feature_error(
         loaded_groups, listed_features = groups, []
     else:
         loaded_groups = sorted(pinned)
-        listed_features = [each for each in list_features() if each[0] not in pinned]
+        listed_features = [feature for feature in list_features() if feature[0] not in pinned]
     for group in loaded_groups:
         spec = find_spec(group, version=pinned.get(group), specs=specs)
         listed_features += [(spec.name, column) for column in spec.features]
     columns_by_reference = {
         f"{group}.{column}": column
-        for group, column in sorted(listed_features, key=lambda each: each[0])
+        for group, column in sorted(listed_features, key=lambda feature: feature[0])
     }
     searched = f"{len(groups)} feature groups"
     if len(groups) == 1:

@@ -114,7 +114,7 @@ def explain_window(
     timestamp = utc_now() if at is None else parse_moment(at, argument="at")
     feature = Feature(source.spec, aggregate.reference.feature, aggregate.name)
     join = window_join(
-        source, [(feature, aggregate)], column_pairs=tuple((each, each) for each in values)
+        source, [(feature, aggregate)], column_pairs=tuple((name, name) for name in values)
     )
     output = join.outputs[0]
     table = read_key_rows(session, source, values)

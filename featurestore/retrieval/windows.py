@@ -201,7 +201,7 @@ def infer_aggregate_type(feature: Feature, window: WindowFeature) -> pa.DataType
 
 
 def _window_output(feature: Feature, window: WindowFeature) -> WindowOutput:
-    kind = infer_aggregate_type(feature, window)
+    aggregate_type = infer_aggregate_type(feature, window)
     if window.where is not None:
         _check_condition(window.where, spec=feature.spec)
     return WindowOutput(
@@ -211,13 +211,13 @@ def _window_output(feature: Feature, window: WindowFeature) -> WindowOutput:
         over=window.over,
         offset=window.offset,
         where=window.where,
-        fill_value=_typed_fill_value(window, kind),
+        fill_value=_typed_fill_value(window, aggregate_type),
         n=window.n,
-        kind=kind,
+        kind=aggregate_type,
     )
 
 
-def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
+def _typed_fill_value(window: WindowFeature, aggregate_type: pa.DataType) -> object:
     """Convert ``fill_value=`` to the output type, or for last_n to the type of its elements.
 
     Raises:
@@ -225,7 +225,7 @@ def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
     """
     if window.fill_value is None:
         return None
-    fill_type = kind.value_type if window.function == "last_n" else kind
+    fill_type = aggregate_type.value_type if window.function == "last_n" else aggregate_type
     try:
         fill_value = to_value(window.fill_value, fill_type)
     except ConversionError as error:

@@ -100,7 +100,9 @@ class RemoteWriteCalls(FeatureGroupCalls):
                 '"kwargs": {"column": "x"}}]',
             )
         if expectations is not None:
-            options["expectations"] = [to_plain_lists(each, levels=4) for each in expectations]
+            options["expectations"] = [
+                to_plain_lists(expectation, levels=4) for expectation in expectations
+            ]
         inputs = input_texts(options.pop("inputs", ()), df, location=self._session.location)
         options["inputs"] = inputs
         path = f"/featuregroups/{check_name(name)}"
@@ -207,8 +209,8 @@ class RemoteVectorServer(VectorServer):
         record = client.get(self._path, version=spec.version, online=online, dataset=dataset)
         self._online, self._columns = str(record["online"]), list(record["entity"])
         self._types = {
-            name: None if kind is None else type_from_json(kind)
-            for name, kind in record["types"].items()
+            name: None if json_type is None else type_from_json(json_type)
+            for name, json_type in record["types"].items()
         }
 
     @property

@@ -43,19 +43,19 @@ def unsupported_error(
     )
 
 
-def parse_record(kind: type[T], record: Mapping[str, Any]) -> T:
+def parse_record(record_type: type[T], record: Mapping[str, Any]) -> T:
     """Convert a server record to a dataclass; ignore unknown fields from newer servers.
 
     Raises:
         ServerUnavailable: A field of the dataclass is missing.
     """
-    field_names = {field.name for field in fields(cast(Any, kind))}
+    field_names = {field.name for field in fields(cast(Any, record_type))}
     known_values = {name: value for name, value in record.items() if name in field_names}
     try:
-        return kind(**known_values)
+        return record_type(**known_values)
     except TypeError as error:
         raise ServerUnavailable(
-            f"The server's {kind.__name__} lacks fields that this release requires: {error}.",
+            f"The server's {record_type.__name__} lacks fields that this release requires: {error}.",
             hint="pip install --upgrade featurestore, also on the server",
         ) from error
 
@@ -73,13 +73,13 @@ class Recipe:
         """Return a copy of the recipe with one more step."""
         return replace(self, steps=(*self.steps, step))
 
-    def fetch(self, kind: str = "rows", **more: Any) -> pa.RecordBatchReader:
+    def fetch(self, answer: str = "rows", **more: Any) -> pa.RecordBatchReader:
         """Return the response of the server: "rows", "schema" or "count"."""
-        request = {"read": dict(self.read), "steps": list(self.steps), "answer": kind, **more}
+        request = {"read": dict(self.read), "steps": list(self.steps), "answer": answer, **more}
         labels = None
         if self.labels is not None:
             # The schema depends only on the label types, so no rows are sent for it.
-            sent_labels = self.labels.slice(0, 0) if kind == "schema" else self.labels
+            sent_labels = self.labels.slice(0, 0) if answer == "schema" else self.labels
             labels = sent_labels.to_reader()
         return self.client.rows(request, labels)
 

@@ -75,7 +75,7 @@ class DatasetDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        splits = {name: vars(each) for name, each in self.splits.items()}
+        splits = {name: vars(split) for name, split in self.splits.items()}
         return {
             "dataset": self.dataset,
             "other": self.other,
@@ -92,8 +92,8 @@ class DatasetDiff:
         outcome = "the same rows" if self.same else "different"
         lines = [f"{self.dataset} -> {self.other}: {outcome}"]
         lines += [f"  {change}" for change in (*self.columns, *self.sources, *self.rules)]
-        for name, each in self.splits.items():
-            counts = f"+{each.added:,} -{each.removed:,} ~{each.changed:,} ={each.unchanged:,}"
+        for name, split in self.splits.items():
+            counts = f"+{split.added:,} -{split.removed:,} ~{split.changed:,} ={split.unchanged:,}"
             lines.append(f"  {name}: {counts} rows")
         lines += [f"  {change}" for change in (*self.labels, *self._drift_lines())]
         return "\n".join(lines)
@@ -101,10 +101,10 @@ class DatasetDiff:
     def _drift_lines(self) -> list[str]:
         lines = []
         for split, report in (self.drift or {}).items():
-            for each in report["features"]:
-                if each["reasons"]:
-                    reasons = "; ".join(each["reasons"])
-                    lines.append(f"drift of {split}.{each['name']}: {reasons}")
+            for feature in report["features"]:
+                if feature["reasons"]:
+                    reasons = "; ".join(feature["reasons"])
+                    lines.append(f"drift of {split}.{feature['name']}: {reasons}")
         return lines
 
 
@@ -196,7 +196,7 @@ def _rows(
     directory: str, manifest: Manifest, split: str, *, key: Sequence[str], columns: Sequence[str]
 ) -> tuple[UInt64s, UInt64s, npt.NDArray[np.int64]]:
     """Return the sorted unique key hashes of a split, with row hash sums and row counts."""
-    if split not in {each.name for each in manifest.splits}:
+    if split not in {split.name for split in manifest.splits}:
         return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64)
     keys, digests = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for batch in split_batches(directory, manifest, split, columns=columns):
@@ -390,7 +390,7 @@ class DatasetDrift:
     def drifted(self) -> tuple[str, ...]:
         """The features whose distributions have changed, as references."""
         return tuple(
-            f"{each.source.reference}.{name}" for each in self.sources for name in each.drifted
+            f"{drift.source.reference}.{name}" for drift in self.sources for name in drift.drifted
         )
 
     @property
@@ -413,11 +413,11 @@ class DatasetDrift:
     def _repr_html_(self) -> str:
         rows: list[dict[str, object]] = [
             {
-                "source": each.source.reference,
-                "drifted": list(each.drifted),
-                "problem": each.problem,
+                "source": drift.source.reference,
+                "drifted": list(drift.drifted),
+                "problem": drift.problem,
             }
-            for each in self.sources
+            for drift in self.sources
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
@@ -498,7 +498,7 @@ def _statistics(session: Session, source: SourceChange, delta_version: int) -> S
     # Columns that were added later have no statistics in an earlier file.
     if (
         stored_statistics is not None
-        and [each.name for each in stored_statistics.columns] == spec.schema.names
+        and [column.name for column in stored_statistics.columns] == spec.schema.names
     ):
         return stored_statistics
     rows = session.engine.read_table(path, version=delta_version, schema=spec.schema)

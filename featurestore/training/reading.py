@@ -296,16 +296,16 @@ def _value_form(
     column: ManifestColumn, transform: Transformations | None
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the numpy type and shape of a value; times have the type object."""
-    kind = type_from_json(column.type)
+    data_type = type_from_json(column.type)
     transformed = None if transform is None else transform.form(column.name)
     if transformed is not None:
         return transformed
-    dtype, shape = value_dtype_and_shape(kind)
-    while pat.is_fixed_size_list(kind):
-        kind = kind.value_type
+    dtype, shape = value_dtype_and_shape(data_type)
+    while pat.is_fixed_size_list(data_type):
+        data_type = data_type.value_type
     # Times are objects here, so that ``_check_numeric`` rejects them unless a transformation
     # converts them.
-    return (np.dtype(object) if pat.is_timestamp(kind) else dtype), shape
+    return (np.dtype(object) if pat.is_timestamp(data_type) else dtype), shape
 
 
 def _input_columns(manifest: Manifest, columns: Sequence[str] | None) -> list[ManifestColumn]:
@@ -400,7 +400,7 @@ def _fill_inputs(
 def _matrix_without(name: str, inputs: Sequence[_Input]) -> str:
     """Return the code that reads all inputs but one."""
     names = [input_column.column.name for input_column in inputs]
-    return f"matrix(split, columns={[each for each in names if each.lower() != name.lower()]})"
+    return f"matrix(split, columns={[other for other in names if other.lower() != name.lower()]})"
 
 
 def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDArray[Any]:

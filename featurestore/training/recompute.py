@@ -226,8 +226,8 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     ]
     on_demand = infer_feature_types(definitions, schema=left_schema)
     samples = [
-        RowSample(each["fraction"], each["seed"], tuple(each["by"]))
-        for each in data.get("samples", ())
+        RowSample(sample["fraction"], sample["seed"], tuple(sample["by"]))
+        for sample in data.get("samples", ())
     ]
     aggregates: list[WindowOutput | OnDemandOutput] = [*on_demand]
     for window in windows:
@@ -263,8 +263,8 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
         # The type depends on the column type of the pinned version, so it is inferred instead of
         # stored.
         column_type = source.spec.schema.field(entry["column"]).type
-        kind = result_type(entry["function"], column_type, n=entry["n"])
-        if kind is None:
+        value_type = result_type(entry["function"], column_type, n=entry["n"])
+        if value_type is None:
             raise ValueError(f"{entry['function']} of {entry['column']} has no type")
         outputs.append(
             WindowOutput(
@@ -278,7 +278,7 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
                     entry["function"], value_from_json(entry["fill_value"]), column_type
                 ),
                 n=entry["n"],
-                kind=kind,
+                kind=value_type,
             )
         )
     return WindowJoin(

@@ -134,8 +134,8 @@ def fit_columns(
         if chain is None:
             sample = to_sample(counts[column.name], column.form, narrow=column.narrow)
             chain = fit_on_sample(column, sample, statistics_by_name[column.name])
-        kind = type_to_json(column.type)
-        fitted.append(FittedColumn(column.name, kind, chain, column.narrow))
+        json_type = type_to_json(column.type)
+        fitted.append(FittedColumn(column.name, json_type, chain, column.narrow))
     return tuple(fitted)
 
 

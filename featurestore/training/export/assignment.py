@@ -111,10 +111,10 @@ def build_split_rule(
     check_columns(stratify_columns, schema=schema, argument="stratify")
     check_columns(rule.columns, schema=schema, argument="splits")
     if isinstance(splits, TimeSplit):
-        kind = schema.field(splits.column).type
-        if not pa.types.is_temporal(kind):
+        time_type = schema.field(splits.column).type
+        if not pa.types.is_temporal(time_type):
             raise InvalidArgument(
-                f"TimeSplit column {splits.column!r} has type {kind}, not a time."
+                f"TimeSplit column {splits.column!r} has type {time_type}, not a time."
             )
     return rule
 

@@ -43,12 +43,12 @@ class RunningProfile:
         """Update the profile with the values of an array."""
         self.rows += len(array)
         self.nulls += array.null_count
-        kind = array.type
-        if pat.is_string(kind) or pat.is_binary(kind):
+        data_type = array.type
+        if pat.is_string(data_type) or pat.is_binary(data_type):
             self._update_lengths(pc.binary_length(array))
-        elif pat.is_list(kind):
+        elif pat.is_list(data_type):
             self._update_lengths(pc.list_value_length(array))
-        if pat.is_list(kind) or pat.is_fixed_size_list(kind):
+        if pat.is_list(data_type) or pat.is_fixed_size_list(data_type):
             self._update_item_lengths(array)
         # Nested lists are flattened level by level; nulls at each level count separately.
         while pat.is_list(array.type) or pat.is_fixed_size_list(array.type):
@@ -187,11 +187,11 @@ def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
                 f"Available: {listing(schema.names, limit=50)}.",
                 hint=did_you_mean(name, schema.names, write="{!r}"),
             )
-        kind = schema.field(name).type
-        item = array_item_type(kind)
-        if not (pat.is_list(kind) or pat.is_string(item) or pat.is_binary(item)):
+        data_type = schema.field(name).type
+        item = array_item_type(data_type)
+        if not (pat.is_list(data_type) or pat.is_string(item) or pat.is_binary(item)):
             raise InvalidArgument(
-                f"max_lengths[{name!r}]: values of type {kind} have a fixed length.",
+                f"max_lengths[{name!r}]: values of type {data_type} have a fixed length.",
                 hint="declare lengths of list, string and binary columns only",
             )
         # bool is a subclass of int.

@@ -238,9 +238,11 @@ def _resolve_roles(
     for argument, names in (("features", features), ("exclude", exclude), ("weight", weights)):
         check_columns(names, schema=schema, argument=argument)
     for name in weights:
-        kind = schema.field(name).type
-        if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
-            raise InvalidArgument(f"weight={name!r} has type {kind}; weights must be numbers.")
+        weight_type = schema.field(name).type
+        if not pa.types.is_integer(weight_type) and not pa.types.is_floating(weight_type):
+            raise InvalidArgument(
+                f"weight={name!r} has type {weight_type}; weights must be numbers."
+            )
     split_time = None
     if isinstance(training.splits, TimeSplit):
         split_time = training.splits.column

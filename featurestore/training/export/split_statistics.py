@@ -103,7 +103,10 @@ class SplitAccumulator(Accumulator[dict[int, State], dict[int, Result]]):
 
     def finish(self, state: dict[int, State]) -> dict[int, Result]:
         """Return the result of each split that has rows."""
-        return {split: self.accumulators[split].finish(each) for split, each in state.items()}
+        return {
+            split: self.accumulators[split].finish(split_state)
+            for split, split_state in state.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -302,17 +305,17 @@ def write_statistics(
     This function also warns about inputs that look like row numbers or repeat a label.
     """
     entries = {}
-    for split, each in zip(splits, encoded, strict=True):
+    for split, statistics in zip(splits, encoded, strict=True):
         statistics_path = os.path.join(STATISTICS, f"{split}.json")
         sample_path = os.path.join(STATISTICS, f"{split}.sample.arrow")
-        files.write_atomically(os.path.join(directory, statistics_path), each.content)
-        files.write_atomically(os.path.join(directory, sample_path), each.sample)
+        files.write_atomically(os.path.join(directory, statistics_path), statistics.content)
+        files.write_atomically(os.path.join(directory, sample_path), statistics.sample)
         # The manifest stores the hash of each file, so that damage is detected.
         entries[split] = {
             **_manifest_entry(directory, statistics_path),
             "sample": _manifest_entry(directory, sample_path),
         }
-    warn_about_row_ids([each.statistics for each in encoded])
+    warn_about_row_ids([split.statistics for split in encoded])
     training_split = splits.index("train") if "train" in splits else 0
     warn_about_repeated_labels(dataset, encoded[training_split].repeated_labels)
     return entries

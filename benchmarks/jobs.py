@@ -62,7 +62,7 @@ def main() -> int:
             raw.departures(), "departures", event_time="left_at", validation="off"
         )
         store.register_jobs(SOURCE)
-        code = store.get_jobs()[0].job.spec.code
+        code = store.get_jobs()[0].job.spec.work.code
         files = list(Path(store.featuregroup("departures").path).glob("*.parquet"))
         for trial in range(trials + 1):
             start = START + trial * span

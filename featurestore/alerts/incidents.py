@@ -64,7 +64,7 @@ def update_incidents(
         lasting: ``{family: lines for reminders}`` for families whose incidents do not change.
         reason: The reason for ended incidents, for the message.
     """
-    if not spec.alert:
+    if not spec.alerts.channels:
         return
     now = times.utc_now()
     alerts.lock_incidents(connection, spec.name)
@@ -76,7 +76,8 @@ def update_incidents(
     ended = [family for family in open_incidents if family in evaluated and family not in lines_now]
     reminders = {family: lines_now[family] for family in open_incidents if family in lines_now}
     last_message = max((each.reminded for each in open_incidents.values()), default=now)
-    is_due = spec.remind is not None and now - last_message >= spec.remind
+    remind = spec.alerts.remind
+    is_due = remind is not None and now - last_message >= remind
     if started:
         alerts.add_incidents(connection, spec.name, started, now)
         _queue_message(connection, spec, "begin", started)
@@ -115,7 +116,7 @@ def _queue_message(
         for family, incident in open_incidents.items()
         if family not in lines
     ]
-    alerts.enqueue_alert(connection, event, spec.name, lines, spec.alert, notes=notes)
+    alerts.enqueue_alert(connection, event, spec.name, lines, spec.alerts.channels, notes=notes)
 
 
 def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:

@@ -13,8 +13,9 @@ from featurestore.cli import output
 from featurestore.cli.output import Limit, PageNumber
 from featurestore.cli.state import LogFormat, OutputFormat, log_to_stderr, settings, store
 from featurestore.errors import InvalidArgument
-from featurestore.model.job import WindowJob
+from featurestore.model.job import WindowWork
 from featurestore.model.times import format_duration, parse_moment
+from featurestore.model.window_job import WindowJob
 
 if TYPE_CHECKING:
     from featurestore.jobs.service import JobStatus
@@ -215,8 +216,8 @@ def _job_row(job: Any) -> Mapping[str, Any]:
         "version": job.version,
         "kind": spec.kind,
         "target": spec.target,
-        "schedule": spec.schedule,
-        "timezone": spec.timezone,
+        "schedule": spec.schedule.cron,
+        "timezone": spec.schedule.timezone,
         "inputs": dict(spec.inputs),
         "origin": job.origin,
         "paused": job.paused,
@@ -235,15 +236,14 @@ def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
     }
     for name in ("mode", "closed", "start", "lookback", "allowed_lateness", "validation", "tags"):
         details[name] = spec_json[name]
-    if job.spec.publishes:
-        details["publishes"] = spec_json["publishes"]
-    if job.spec.registers is not None:
-        details["registers"] = spec_json["registers"]
-    if job.spec.stream is not None:
+    for name in ("publishes", "registers"):
+        if name in spec_json:
+            details[name] = spec_json[name]
+    if "stream" in spec_json:
         return {**details, "stream": spec_json["stream"]}
-    if job.spec.kind != "window":
-        return {**details, "code": job.spec.code}
-    window_job = WindowJob.from_spec(job.spec)
+    if not isinstance(job.spec.work, WindowWork):
+        return {**details, "code": spec_json["code"]}
+    window_job = WindowJob.from_work(job.spec.work)
     return {
         **details,
         "every": format_duration(window_job.every),

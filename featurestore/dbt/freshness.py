@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from featurestore.dbt.expectations import RECENCY_TESTS
 from featurestore.dbt.manifest import DbtNode, parse_period
-from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
+from featurestore.jobs.monitors.definitions import WATCHED_INPUT
 from featurestore.jobs.registration import JobFile, grant_job, register_job
-from featurestore.model.job import DBT_ORIGIN, JobSpec
+from featurestore.model.job import DBT_ORIGIN, Alerts, JobSpec, MonitorWork, Schedule
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import format_duration, parse_duration
@@ -57,21 +57,15 @@ def build_freshness_monitor(node: DbtNode, name: str, max_age: timedelta | None)
     if max_age is None:
         return None
     watched = MonitorSpec(name, drift={}, freshness=max_age, volume=None, schema=False)
-    options = MonitorOptions(
-        # A limit of hours is checked each hour, so that an alarm is at most an hour late.
-        schedule="*/5 * * * *" if max_age < timedelta(hours=1) else "0 * * * *",
-        window=None,
-        start=None,
-        allowed_lateness="0s",
-        timezone="UTC",
-        retries=2,
-        catchup=1,
-        alert=(),
-        remind="1d",
+    # A limit of hours is checked each hour, so that an alarm is at most an hour late.
+    cron = "*/5 * * * *" if max_age < timedelta(hours=1) else "0 * * * *"
+    work = MonitorWork(
+        target=monitor_name(name),
+        inputs={WATCHED_INPUT: name},
+        watched=watched,
         description=f"Freshness of {node}",
-        tags=None,
     )
-    return monitor_spec(monitor_name(name), {WATCHED_INPUT: name}, watched, options)
+    return JobSpec(monitor_name(name), Schedule(cron, catchup=1), Alerts(), work)
 
 
 def describe_limit(max_age: timedelta | None) -> str:
@@ -102,7 +96,9 @@ def find_ended_monitors(session: Session, names: Iterable[str]) -> list[str]:
     with session.registry.reading() as connection:
         for monitor in map(monitor_name, names):
             registered = jobs.find(connection, monitor)
-            if registered is not None and not registered.paused and registered.spec.watched:
+            if registered is None or registered.paused:
+                continue
+            if isinstance(registered.spec.work, MonitorWork):
                 ended.append(monitor)
     return ended
 

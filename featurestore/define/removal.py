@@ -11,7 +11,15 @@ from featurestore.define.loading import Refusal, refuse
 from featurestore.define.steps import ProjectStep
 from featurestore.featuregroups.maintenance import delete_group
 from featurestore.jobs.removal import remove_job
-from featurestore.model.job import JobSpec
+from featurestore.model.job import (
+    CatalogWork,
+    JobSpec,
+    MonitorWork,
+    PublishWork,
+    StreamWork,
+    TransformWork,
+    WindowedWork,
+)
 from featurestore.model.names import parse_group_reference
 from featurestore.model.project import (
     CHANNEL,
@@ -106,7 +114,7 @@ def breaks_of_group(
     for spec in _remaining_jobs(connection, removed):
         if mark.name in _groups_read(spec):
             yield f"job {spec.name!r}, which reads it"
-        elif spec.target == mark.name and spec.fills_group:
+        elif isinstance(spec.work, WindowedWork) and spec.target == mark.name:
             yield f"job {spec.name!r}, which writes it"
         elif mark.name in _groups_registered(spec):
             yield f"job {spec.name!r}, which registers it in source {spec.target!r}"
@@ -124,7 +132,7 @@ def breaks_of_view(
 ) -> Iterator[str]:
     """Yield the jobs that publish a view, and the training datasets created from it."""
     for spec in _remaining_jobs(connection, removed):
-        if mark.name in [target.view for target in spec.publishes]:
+        if mark.name in _published_views(spec):
             yield f"job {spec.name!r}, which publishes it"
     for name, version in feature_views.datasets_of(connection, mark.name, mark.version):
         yield f"the recomputation of training dataset {name!r} version {version}"
@@ -136,7 +144,7 @@ def breaks_of_job(
     """Yield the group that a job computes, and the readers of this group."""
     job = jobs.get(connection, mark.name).spec
     groups = {mark.name for mark in removed if mark.kind == GROUP}
-    if not job.fills_group or job.target in groups:
+    if not isinstance(job.work, WindowedWork) or job.target in groups:
         return
     if featuregroups.find(connection, job.target) is None:  # the job has not run yet
         return
@@ -154,7 +162,7 @@ def breaks_of_channel(
 ) -> Iterator[str]:
     """Yield the jobs that send alerts to a channel."""
     for spec in _remaining_jobs(connection, removed):
-        if mark.name in spec.alert:
+        if mark.name in spec.alerts.channels:
             yield f"the alerts of job {spec.name!r}"
 
 
@@ -168,12 +176,9 @@ def breaks_of_source(
         if external is not None and external.source == mark.name and not is_removed:
             yield f"external {format_object(GROUP, group.name, group.version)}"
     for spec in _remaining_jobs(connection, removed):
-        read_sources = [source.source for source in spec.sources.values()]
-        if spec.stream is not None:
-            read_sources.append(spec.stream.source)
-        if mark.name in read_sources:
+        if mark.name in _sources_read(spec):
             yield f"job {spec.name!r}, which reads it"
-        if spec.registers is not None and spec.registers.source == mark.name:
+        if isinstance(spec.work, CatalogWork) and spec.target == mark.name:
             yield f"job {spec.name!r}, which registers feature groups in it"
 
 
@@ -184,15 +189,33 @@ def _groups_read(spec: JobSpec) -> set[str]:
         for reference in spec.inputs.values()
         if "/" not in reference and ":" not in reference
     ]
-    if spec.watched is not None:
-        references.append(spec.watched.featuregroup)
+    if isinstance(spec.work, MonitorWork):
+        references.append(spec.work.watched.featuregroup)
     return {parse_group_reference(reference)[0] for reference in references}
 
 
 def _groups_registered(spec: JobSpec) -> set[str]:
     """Return the names of the groups that a catalog job names."""
-    references = () if spec.registers is None else spec.registers.featuregroups or ()
-    return {parse_group_reference(reference)[0] for reference in references}
+    references = None
+    if isinstance(spec.work, CatalogWork):
+        references = spec.work.registers.featuregroups
+    return {parse_group_reference(reference)[0] for reference in references or ()}
+
+
+def _published_views(spec: JobSpec) -> list[str]:
+    """Return the names of the views that a job publishes."""
+    if isinstance(spec.work, PublishWork | StreamWork):
+        return [target.view for target in spec.work.publishes]
+    return []
+
+
+def _sources_read(spec: JobSpec) -> list[str]:
+    """Return the names of the registered sources that a job reads."""
+    if isinstance(spec.work, StreamWork):
+        return [spec.work.stream.source]
+    if isinstance(spec.work, TransformWork):
+        return [source_input.source for source_input in spec.work.sources.values()]
+    return []
 
 
 _BREAKS: Mapping[str, Callable[[Connection, OwnerMark, Collection[OwnerMark]], Iterator[str]]] = {

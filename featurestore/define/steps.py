@@ -30,6 +30,7 @@ from featurestore.jobs.window_changes import find_target_version, put_job
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.alert import Channel
 from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.job import StreamWork
 from featurestore.model.plan import Source
 from featurestore.model.project import SOURCE, PlannedChange
 from featurestore.model.requests import RowsRequest, ViewRequest
@@ -90,8 +91,8 @@ def read_sources(session: Session, loaded: Project, project: str) -> SourceLooku
                 columns[source.name, query.hash] = source_schema(session, source, query)
             except FeatureStoreError as error:
                 columns[source.name, query.hash] = error
-        elif isinstance(content, JobContent) and content.job.spec.stream is not None:
-            stream = content.job.spec.stream
+        elif isinstance(content, JobContent) and isinstance(content.job.spec.work, StreamWork):
+            stream = content.job.spec.work.stream
             source = usable.get(stream.source)
             if source is None or _is_registered(session, definition):
                 continue
@@ -283,9 +284,10 @@ def compare_job(draft: Draft, definition: Definition, position: str) -> ProjectS
         return None
     pins = DraftPins(session)
     check_window_job(session, spec, future_groups=draft.job_targets, pins=pins)
-    if spec.stream is not None:
-        check_stream_definition(session, spec)
-        draft.reads.check_topic(session, spec.stream.source, spec.stream.topic)
+    if isinstance(spec.work, StreamWork):
+        stream = spec.work.stream
+        check_stream_definition(session, spec.name, spec.work)
+        draft.reads.check_topic(session, stream.source, stream.topic)
     origin = content.file.origin
     registration = draft.registration.replace_spec(spec)
     version = find_target_version(session, spec)

@@ -25,6 +25,7 @@ from featurestore.model.erasure import (
     ErasureCheck,
     ErasureReport,
 )
+from featurestore.model.job import CatalogWork
 from featurestore.model.online_store import EMBEDDED
 from featurestore.plugins.catalog import CatalogSource
 from featurestore.plugins.source import find_source
@@ -191,8 +192,8 @@ def _catalogs(session: Session) -> Iterator[str]:
         if isinstance(factory, type) and issubclass(factory, CatalogSource):
             schemas[source.name] = []
     for job in registered_jobs:
-        target = job.spec.registers
-        if target is not None:
+        if isinstance(job.spec.work, CatalogWork):
+            target = job.spec.work.registers
             # The job may run on another machine, which has the library of the catalog.
             by_source = schemas.setdefault(target.source, [])
             by_source.append(f"schema {target.schema!r} by the job {job.spec.name!r}")

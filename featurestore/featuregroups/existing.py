@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +21,11 @@ from featurestore.featuregroups.table import OpenGroup
 from featurestore.hashing import row_hash, tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.group_options import GroupOptions
+from featurestore.model.job import JobSpec, MonitorWork, WindowedWork
 from featurestore.model.names import parse_group_reference
 from featurestore.plugins.engine import Relation
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
-
-if TYPE_CHECKING:
-    from featurestore.model.job import JobSpec
 
 _LISTED = 3
 # (number of rows, two sums of row hashes modulo 2**64)
@@ -193,12 +190,12 @@ def _describe_readers(session: Session, spec: FeatureGroupSpec) -> list[str]:
 def _reads_latest(job: JobSpec, group: str) -> bool:
     """Return True if a job reads or monitors a group without a fixed version."""
     references = list(job.inputs.values())
-    if job.watched is not None:
-        references.append(job.watched.featuregroup)
+    if isinstance(job.work, MonitorWork):
+        references.append(job.work.watched.featuregroup)
     # Paths and sources are inputs, too.
     groups = [text for text in references if "/" not in text and ":" not in text]
     return (group, None) in map(parse_group_reference, groups) or (
-        job.fills_group and job.target == group
+        isinstance(job.work, WindowedWork) and job.target == group
     )
 
 

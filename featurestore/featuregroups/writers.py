@@ -7,7 +7,7 @@ earlier releases lack it; their only writer is the job that created the group.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
@@ -17,7 +17,7 @@ from featurestore.errors import JobWarning, listing
 from featurestore.featuregroups.redefinition import change_metadata
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.arguments import warn_caller
-from featurestore.model.job import JobSpec
+from featurestore.model.job import GroupWork, JobSpec, StreamWork
 from featurestore.plugins.engine import PropertyChange
 from featurestore.registry import jobs
 from featurestore.session import Session
@@ -31,11 +31,6 @@ class GroupWriter:
 
     stream: bool = False
     shared: bool = False
-
-    @classmethod
-    def from_spec(cls, spec: JobSpec) -> GroupWriter:
-        """Return the writer that a job definition describes."""
-        return cls(spec.stream is not None, spec.shared)
 
 
 def writers_of(group: OpenGroup) -> dict[str, GroupWriter]:
@@ -59,17 +54,17 @@ def _parse_writers(state: Snapshot, creator: str | None) -> dict[str, GroupWrite
 
 def writer_properties(connection: Connection, name: str) -> dict[str, str]:
     """Return the property of a new table: the registered jobs that write the group."""
-    specs = [job.spec for job in jobs.list_all(connection) if writes_group(job.spec, name)]
-    return (
-        {WRITERS: _to_text({spec.name: GroupWriter.from_spec(spec) for spec in specs})}
-        if specs
-        else {}
-    )
+    writers = select_writers((job.spec for job in jobs.list_all(connection)), name)
+    return {WRITERS: _to_text(writers)} if writers else {}
 
 
-def writes_group(spec: JobSpec, name: str) -> bool:
-    """Return whether a job writes the feature group ``name``."""
-    return spec.target == name and (spec.fills_group or spec.stream is not None)
+def select_writers(specs: Iterable[JobSpec], group: str) -> dict[str, GroupWriter]:
+    """Return those jobs that write a feature group, by name."""
+    return {
+        spec.name: GroupWriter(isinstance(spec.work, StreamWork), spec.work.shared)
+        for spec in specs
+        if isinstance(spec.work, GroupWork) and spec.work.target == group
+    }
 
 
 def change_writers(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from featurestore.jobs.definitions import (
     Columns,
     JobDefinition,
     add_to_module,
     check_channel_names,
+    define_schedule,
 )
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
-from featurestore.jobs.schedule import build_schedule
 from featurestore.model.arguments import calling_globals, with_suggestions
-from featurestore.model.failure_action import OnFailure, parse_on_failure
-from featurestore.model.job import JobSpec
+from featurestore.model.failure_action import OnFailure
+from featurestore.model.job import Alerts, CatalogWork, GroupWork, JobSpec
 from featurestore.model.names import check_name
 from featurestore.model.publication_target import CatalogTarget
 from featurestore.registry import jobs
@@ -70,47 +71,40 @@ def catalog_job(
         InvalidReference: A group reference is invalid.
 
     >>> lake = featurestore.catalog_job("lake_tables", source="lake", schedule="*/15 * * * *")
-    >>> lake.spec.kind, lake.spec.target, lake.spec.registers.schema
+    >>> lake.spec.kind, lake.spec.target, lake.spec.work.registers.schema
     ('catalog', 'lake', 'featurestore')
     """
     check_schema(schema)
-    target = CatalogTarget(
-        check_name(source, noun="source"),
-        schema,
-        None if featuregroups is None else parse_references(featuregroups),
-    )
     spec = JobSpec(
         name=check_name(name, noun="job"),
-        kind="catalog",
-        target=target.source,
-        schedule=schedule,
-        inputs={},
-        code="",
-        timezone=timezone,
-        description=description,
-        retries=retries,
-        on_failure=parse_on_failure(on_failure, job=name),
-        alert=check_channel_names(alert),
-        registers=target,
+        schedule=define_schedule(
+            schedule, job=name, timezone=timezone, retries=retries, on_failure=on_failure
+        ),
+        alerts=Alerts(check_channel_names(alert)),
+        work=CatalogWork(
+            registers=CatalogTarget(
+                check_name(source, noun="source"),
+                schema,
+                None if featuregroups is None else parse_references(featuregroups),
+            ),
+            description=description,
+        ),
     )
-    build_schedule(spec)  # the constructor of a schedule validates it
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
 def check_catalog_job(session: Session, spec: JobSpec) -> None:
     """Raise an error if the source of a catalog job is not registered, or is not a catalog."""
-    if spec.registers is not None:
-        open_catalog_source(session, spec.registers.source)
+    if isinstance(spec.work, CatalogWork):
+        open_catalog_source(session, spec.work.registers.source)
 
 
-def run_catalog(run: JobRun) -> Run:
+def run_catalog(run: JobRun, work: CatalogWork) -> Run:
     """Synchronize the catalog once, for all windows of the run."""
-    return run_recorded(run, _register_tables)
+    return run_recorded(run, partial(_register_tables, work.registers))
 
 
-def _register_tables(run: JobRun) -> RunOutput:
-    target = run.spec.registers
-    assert target is not None
+def _register_tables(target: CatalogTarget, run: JobRun) -> RunOutput:
     result = register_groups(
         run.session, target.source, featuregroups=target.featuregroups, schema=target.schema
     )
@@ -126,15 +120,14 @@ def _register_tables(run: JobRun) -> RunOutput:
     return RunOutput(len(changed) + len(result.removed))
 
 
-def read_groups(session: Session, spec: JobSpec) -> dict[str, str]:
+def read_groups(session: Session, work: CatalogWork) -> dict[str, str]:
     """Return the groups that a catalog job registers, as inputs of a job."""
-    assert spec.registers is not None
-    if spec.registers.featuregroups is not None:
-        return {reference: reference for reference in spec.registers.featuregroups}
+    if work.registers.featuregroups is not None:
+        return {reference: reference for reference in work.registers.featuregroups}
     with session.registry.reading() as connection:
         return {
-            each.spec.target: each.spec.target
-            for each in jobs.list_all(connection)
+            job.spec.target: job.spec.target
+            for job in jobs.list_all(connection)
             # A group that does not exist yet is registered after its first run.
-            if each.spec.fills_group or each.spec.stream is not None
+            if isinstance(job.spec.work, GroupWork)
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from featurestore.jobs.query import WINDOW_COLUMNS, JobQuery, Unproven
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.window_jobs import WindowRows
 from featurestore.jobs.window_proofs import prove_chunk, windows_to_micros
-from featurestore.model.job import JobSpec
+from featurestore.model.job import SqlWork, TransformWork, WindowedWork, WindowWork
 from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 from featurestore.retrieval.labels import typed_relation
@@ -46,37 +46,39 @@ from featurestore.retrieval.labels import typed_relation
 _log = logging.getLogger("featurestore.jobs")
 
 
-def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
+def compute_aggregates(run: JobRun, work: WindowWork) -> Relation:
+    """Compute and stage the rows of a window job for neighboring windows."""
+    rows = WindowRows(run.session, work, run.inputs, run.staging).compute(run.windows)
+    return _stage_and_check(run, work, run.window, rows, name="rows")[0]
+
+
+def compute_transform(run: JobRun, work: TransformWork, sources: SourceInputs) -> Relation | None:
     """Compute and stage the rows of neighboring windows; None if a function returned no rows.
 
     Raises:
         RowsOutsideWindow: A row's event time is outside the window that computed it.
     """
-    windows = run.windows
-    if run.spec.kind == "window":
-        rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
-        return _stage_and_check(run, run.window, rows, name="rows")[0]
     # The rows that any window of the chunk may read.
-    chunk_range, lookback = run.window, run.spec.lookback
+    chunk_range, lookback = run.window, work.lookback
     inputs = {}
     for name, relation in sources.within(chunk_range).items():
         # A source may return more rows than its filter selects, for example with coarser times.
-        time = run.spec.input_times.get(name)
+        time = work.input_times.get(name)
         inputs[name] = filter_window(run.session, relation, time, chunk_range, lookback=lookback)
     for pinned in run.inputs:
         if pinned.kind != "source":
             inputs[pinned.name] = read_input(run.session, pinned, chunk_range, lookback=lookback)
-    if run.spec.kind == "sql" and len(windows) > 1:
+    if isinstance(work, SqlWork) and len(run.windows) > 1:
         try:
-            rows = _compute_in_one_query(run, inputs)
+            rows = _compute_in_one_query(run, work, inputs)
         except Unproven as obstacle:
-            _log.info("computing %d windows one by one: %s", len(windows), obstacle)
+            _log.info("computing %d windows one by one: %s", len(run.windows), obstacle)
         else:
-            return _stage_and_check(run, run.window, rows, name="rows")[0]
-    return _compute_one_by_one(run, inputs)
+            return _stage_and_check(run, work, run.window, rows, name="rows")[0]
+    return _compute_one_by_one(run, work, inputs)
 
 
-def _compute_in_one_query(run: JobRun, inputs: Mapping[str, Relation]) -> Relation:
+def _compute_in_one_query(run: JobRun, work: SqlWork, inputs: Mapping[str, Relation]) -> Relation:
     """Return the rows of all windows.
 
     Raises:
@@ -86,8 +88,8 @@ def _compute_in_one_query(run: JobRun, inputs: Mapping[str, Relation]) -> Relati
     engine = run.session.engine
     times = {each.name: each.time for each in run.inputs if each.time is not None}
     schemas = {name: relation.schema for name, relation in inputs.items()}
-    chunk = prove_chunk(run.spec, run.windows, schemas=schemas, times=times)
-    rows = JobQuery(run.spec, engine).run(inputs, run.window)
+    chunk = prove_chunk(work, run.windows, schemas=schemas, times=times)
+    rows = JobQuery(work.code, engine).run(inputs, run.window)
     if chunk.input is None:
         return rows
     add_bounds = AddWindowBounds(times[chunk.input], windows_to_micros(run.windows))
@@ -96,8 +98,8 @@ def _compute_in_one_query(run: JobRun, inputs: Mapping[str, Relation]) -> Relati
     relation = engine.select(inputs[chunk.input], {name: name for name in columns})
     schema = pa.schema([*relation.schema, *((name, TIMESTAMP) for name in WINDOW_COLUMNS)])
     inputs = {**inputs, chunk.input: engine.map_batches(relation, add_bounds, schema=schema)}
-    chunk_rows = JobQuery(replace(run.spec, code=chunk.code), engine).run(inputs, run.window)
-    event_time = str(run.spec.event_time)
+    chunk_rows = JobQuery(chunk.code, engine).run(inputs, run.window)
+    event_time = str(work.options.event_time)
     expected_schema = rows.schema
     if event_time not in rows.schema.names:
         expected_schema = rows.schema.append(pa.field(event_time, TIMESTAMP))
@@ -106,7 +108,9 @@ def _compute_in_one_query(run: JobRun, inputs: Mapping[str, Relation]) -> Relati
     return chunk_rows
 
 
-def _compute_one_by_one(run: JobRun, inputs: Mapping[str, Relation]) -> Relation | None:
+def _compute_one_by_one(
+    run: JobRun, work: TransformWork, inputs: Mapping[str, Relation]
+) -> Relation | None:
     """Compute each window separately, from inputs that are read once."""
     engine, windows = run.session.engine, run.windows
     # A single window reads its inputs only once, so staging them would be an additional pass.
@@ -117,11 +121,11 @@ def _compute_one_by_one(run: JobRun, inputs: Mapping[str, Relation]) -> Relation
     for number, window in enumerate(windows):
         visible = {
             each.name: filter_window(
-                run.session, inputs[each.name], each.time, window, lookback=run.spec.lookback
+                run.session, inputs[each.name], each.time, window, lookback=work.lookback
             )
             for each in run.inputs
         }
-        rows = _compute_window(run, visible, window)
+        rows = _compute_window(run, work, visible, window)
         if rows is None:
             continue
         name = f"w{number:06d}"
@@ -130,13 +134,13 @@ def _compute_one_by_one(run: JobRun, inputs: Mapping[str, Relation]) -> Relation
             # Only the first window of a chunk writes them, because the rows before the start of any
             # other window were computed by the windows before it.
             if number == 0:
-                allowed_range = Window(window.start - run.spec.row_lookback, window.end)
+                allowed_range = Window(window.start - work.row_lookback, window.end)
             else:
                 allowed_range = window
-                window_rows = _drop_late_rows(run.spec, engine, window, window_rows)
-            staged, bounds = _stage_and_check(run, allowed_range, window_rows, name=name)
+                window_rows = _drop_late_rows(work, engine, window, window_rows)
+            staged, bounds = _stage_and_check(run, work, allowed_range, window_rows, name=name)
         first_rows = first_rows or staged
-        schema = _merge_schema(staged.schema, schema if schema_by_path else None, run.spec)
+        schema = _merge_schema(staged.schema, schema if schema_by_path else None, run.spec.name)
         if bounds.rows:
             schema_by_path[os.path.join(run.staging, name)] = staged.schema
     # If no window has rows, the empty result still needs a schema.
@@ -168,15 +172,17 @@ def _cast_untyped_columns(
     return typed_relation(engine, rows, adopt_types(rows.schema, like))
 
 
-def _drop_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
+def _drop_late_rows(
+    work: TransformWork, engine: Engine, window: Window, rows: Relation
+) -> Relation:
     """Drop the late rows of a window, which belong to an earlier window of the run."""
-    column = str(spec.event_time)
-    if not spec.row_lookback or column not in rows.schema.names:
+    column = str(work.options.event_time)
+    if not work.row_lookback or column not in rows.schema.names:
         return rows
-    return engine.within(rows, TimeRange(column, window.start, window.end, spec.closed))
+    return engine.within(rows, TimeRange(column, window.start, window.end, work.closed))
 
 
-def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> pa.Schema:
+def _merge_schema(new: pa.Schema, previous: pa.Schema | None, job: str) -> pa.Schema:
     """Merge a schema into the common schema of all previous windows.
 
     Raises:
@@ -186,7 +192,7 @@ def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> 
         return new
     if sorted(new.names) != sorted(previous.names):
         raise SchemaMismatch(
-            f"Job {spec.name!r} returned the columns {previous.names} in one window and "
+            f"Job {job!r} returned the columns {previous.names} in one window and "
             f"{new.names} in a later one."
         )
     fields = []
@@ -195,7 +201,7 @@ def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> 
         new_field = new.field(field.name)
         if not can_widen(new_field.type, field.type) and not can_widen(field.type, new_field.type):
             raise SchemaMismatch(
-                f"Job {spec.name!r} returned {field.name!r} as {field.type} in one window and as "
+                f"Job {job!r} returned {field.name!r} as {field.type} in one window and as "
                 f"{new_field.type} in another.",
                 hint="cast it in the job",
             )
@@ -205,10 +211,12 @@ def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> 
     return pa.schema(fields)
 
 
-def _compute_window(run: JobRun, visible: Mapping[str, Relation], window: Window) -> Any:
+def _compute_window(
+    run: JobRun, work: TransformWork, visible: Mapping[str, Relation], window: Window
+) -> Any:
     """Run the query or call the function of a job for one window; None without rows."""
-    if run.spec.kind == "sql":
-        return JobQuery(run.spec, run.session.engine).run(visible, window).native
+    if isinstance(work, SqlWork):
+        return JobQuery(work.code, run.session.engine).run(visible, window).native
     engine = run.session.engine
     native_inputs = {name: engine.user_frame(relation) for name, relation in visible.items()}
     try:
@@ -242,25 +250,24 @@ def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Rela
 
 
 def _stage_and_check(
-    run: JobRun, window: Window, rows: Relation, *, name: str
+    run: JobRun, work: WindowedWork, window: Window, rows: Relation, *, name: str
 ) -> tuple[Relation, TimeBounds]:
     """Stage the rows of a window, and check that their event times are inside the window.
 
     Raises:
         RowsOutsideWindow: Rows are outside the window or have no event time.
     """
-    engine, spec = run.session.engine, run.spec
-    column = str(spec.event_time)
+    engine, job = run.session.engine, run.spec.name
+    column = str(work.options.event_time)
     if column not in rows.schema.names:
-        rows = _add_window_end(run, window, rows)
+        rows = _add_window_end(run, work, window, rows)
     # An event time column without values has no type, for example in an empty window. It must not
     # fail the type check below.
     rows = _cast_untyped_columns(engine, rows, {column: TIMESTAMP})
-    kind = rows.schema.field(column).type
-    if not (pat.is_timestamp(kind) or pat.is_date(kind)):
+    dtype = rows.schema.field(column).type
+    if not (pat.is_timestamp(dtype) or pat.is_date(dtype)):
         raise InvalidJob(
-            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is not "
-            "a time."
+            f"Job {job!r}: its event time {column!r} has type {dtype}, which is not a time."
         )
     folder = os.path.join(run.staging, name)
     # The rows are staged before they are checked: a job may return a stream, which can be read only
@@ -270,56 +277,55 @@ def _stage_and_check(
         # A group without rows may be the result of an empty window: its schema proves nothing.
         like = run.group.spec.schema if run.group is not None and run.group.state.rows else None
         refuse_encoded_bytes(staged, engine=engine, like=like)
-    bounds = _read_time_bounds(run, staged, folder)
+    bounds = _read_time_bounds(engine, staged, folder, column)
     if bounds.nulls:
-        raise RowsOutsideWindow(f"Job {spec.name!r}: {bounds.nulls:,} rows have no {column!r}.")
-    _check_event_times(spec, window, bounds)
+        raise RowsOutsideWindow(f"Job {job!r}: {bounds.nulls:,} rows have no {column!r}.")
+    _check_event_times(job, work, window, bounds)
     return staged, bounds
 
 
-def _check_event_times(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
+def _check_event_times(job: str, work: WindowedWork, window: Window, bounds: TimeBounds) -> None:
     """Raise an error if a window computed rows outside of itself."""
     if bounds.times is None:
         return
     low, high = bounds.times
     start, end = to_micros(window.start), to_micros(window.end)
-    if spec.closed == "right":
+    if work.closed == "right":
         rule, is_inside = "(start, end]", start < low and high <= end
     else:
         rule, is_inside = "[start, end)", start <= low and high < end
     if not is_inside:
         first, last = from_micros(low).isoformat(), from_micros(high).isoformat()
         raise RowsOutsideWindow(
-            f"Job {spec.name!r}: rows have {spec.event_time!r} from {first} to {last}, outside the "
+            f"Job {job!r}: rows have {work.options.event_time!r} from {first} to {last}, outside the "
             f"window {rule} from {window.start.isoformat()} to {window.end.isoformat()}.",
             hint="stamp rows with the time when they became known (closed='right'), "
             "or use closed='left'",
         )
 
 
-def _read_time_bounds(run: JobRun, staged: Relation, folder: str) -> TimeBounds:
-    """Return the bounds of the event time, from the footers of the staged files if possible."""
-    column = str(run.spec.event_time)
+def _read_time_bounds(engine: Engine, staged: Relation, folder: str, column: str) -> TimeBounds:
+    """Return the bounds of a time column, from the footers of the staged files if possible."""
     bounds = TimeBounds()
     for file in parquet_files(folder):
         of_file = read_time_bounds(file, column)
         if of_file is None:  # Spark writes no statistics for INT96 times
-            times = run.session.engine.select(staged, {column: column})
-            return run.session.engine.aggregate(times, BoundsAccumulator(column))
+            times = engine.select(staged, {column: column})
+            return engine.aggregate(times, BoundsAccumulator(column))
         bounds = bounds.merge(of_file)
     return bounds
 
 
-def _add_window_end(run: JobRun, window: Window, rows: Relation) -> Relation:
+def _add_window_end(run: JobRun, work: WindowedWork, window: Window, rows: Relation) -> Relation:
     """Add the event time column to rows that lack it: the end of their window."""
-    if run.spec.closed == "left":
+    if work.closed == "left":
         raise InvalidJob(
-            f"Job {run.spec.name!r}: its rows have no column {run.spec.event_time!r}.",
+            f"Job {run.spec.name!r}: its rows have no column {work.options.event_time!r}.",
             hint="with closed='left', the rows need a column with the time of their values",
         )
     # The rows of a window are known at its end. An earlier event time would leak them into labels
     # of the window itself.
-    stamp = AddConstantTime(str(run.spec.event_time), to_micros(window.end))
+    stamp = AddConstantTime(str(work.options.event_time), to_micros(window.end))
     schema = rows.schema.append(pa.field(stamp.column, TIMESTAMP))
     return run.session.engine.map_batches(rows, stamp, schema=schema)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 
-from featurestore.jobs.schedule import Schedule, has_overlapping_windows, windows_after
+from featurestore.jobs.schedule import has_overlapping_windows, windows_after
 from featurestore.model import times
+from featurestore.model.job import Schedule
 from featurestore.model.times import Window
 from featurestore.registry import runs
 from featurestore.registry.runs import WindowState

@@ -1,19 +1,18 @@
-"""Job definitions: a decorator for functions, SQL jobs, and the specification they build."""
+"""Job definitions: a decorator for functions, SQL jobs, and the checks of what they define."""
 
 from __future__ import annotations
 
 import inspect
-import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from featurestore import usersql
 from featurestore.arrow.lists import to_plain_lists
-from featurestore.errors import InvalidExpectation, InvalidJob, did_you_mean, listing
-from featurestore.jobs.schedule import build_schedule, has_overlapping_windows
+from featurestore.errors import InvalidExpectation, InvalidJob
+from featurestore.jobs.definition_checks import check_arguments, check_query, check_transform
+from featurestore.jobs.schedule import check_schedule
 from featurestore.model.arguments import (
     as_tuple,
     calling_globals,
@@ -21,19 +20,19 @@ from featurestore.model.arguments import (
     with_suggestions,
 )
 from featurestore.model.failure_action import OnFailure, parse_on_failure
-from featurestore.model.featuregroup import VALIDATION_POLICIES
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.job import (
-    MODES,
-    ON_ERROR,
+    Alerts,
     Closed,
-    JobKind,
     JobMode,
     JobSpec,
     OnError,
+    PythonWork,
+    Schedule,
+    SqlWork,
     parse_on_error,
 )
-from featurestore.model.names import check_name, parse_group_reference
-from featurestore.model.requests import FeatureJobRequest
+from featurestore.model.names import check_name
 from featurestore.model.source import SourceInput
 from featurestore.model.times import parse_duration, parse_moment, parse_ttl
 
@@ -42,10 +41,6 @@ DEFINED_JOBS = "__featurestore_jobs__"
 
 Duration = timedelta | str
 Columns = str | Sequence[str]
-
-_INPUT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
-_BOUND = {"window_start", "window_end"}
 
 
 @dataclass(frozen=True)
@@ -155,16 +150,58 @@ def job(
     ... )
     ... def warm_hours(window, weather):
     ...     return weather.filter("temp > 38")
-    >>> (warm_hours.spec.name, warm_hours.spec.lookback)
+    >>> (warm_hours.spec.name, warm_hours.spec.work.lookback)
     ('warm_hours', datetime.timedelta(seconds=7200))
     """
-    # This must be the first statement: any local variable before it would become an argument.
-    arguments = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
-        request = FeatureJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = feature_job_spec(request, kind="python", code=read_source_code(function))
-        check_arguments(function, ("window", *spec.inputs), spec)
+        job_name = name or function.__name__
+        work = PythonWork(
+            target=check_name(featuregroup, noun="feature group"),
+            options=GroupOptions(
+                primary_key=as_tuple(primary_key),
+                event_time=event_time,
+                created_time=created_time,
+                partition_by=as_tuple(partition_by),
+                ttl=parse_ttl(ttl),
+                expectations=plain_expectations(expectations),
+                validation=validation,
+                statistics=statistics,
+                compact=compact,
+                description=description,
+                tags=dict(tags or {}),
+                job=job_name,
+            ),
+            inputs=_format_inputs(inputs, job=job_name),
+            code=read_source_code(function),
+            lookback=parse_optional_duration(lookback, "lookback") or timedelta(0),
+            closed=closed,
+            mode=mode,
+            input_times=_complete_input_times(input_times, inputs),
+            sources=_select_sources(inputs),
+            tombstone=tombstone,
+            delete_missing=delete_missing,
+            shared=shared,
+        )
+        spec = JobSpec(
+            name=check_name(job_name, noun="job"),
+            schedule=define_schedule(
+                schedule,
+                job=job_name,
+                window=window,
+                start=start,
+                allowed_lateness=allowed_lateness,
+                timezone=timezone,
+                catchup=catchup,
+                retries=retries,
+                on_error=on_error,
+                on_failure=on_failure,
+            ),
+            alerts=Alerts(check_channel_names(alert)),
+            work=work,
+        )
+        check_transform(spec, work)
+        check_arguments(function, ("window", *spec.inputs), job=job_name)
         return add_to_module(JobDefinition(spec, function), function.__globals__)
 
     return decorate
@@ -223,11 +260,52 @@ def sql_job(
     >>> definition.spec.target
     'mean_temp'
     """
-    # This must be the first statement: any local variable before it would become an argument.
-    arguments = dict(locals())
-    del arguments["sql"]
-    request = FeatureJobRequest(**{**arguments, "featuregroup": featuregroup or name})
-    spec = feature_job_spec(request, kind="sql", code=textwrap.dedent(sql).strip())
+    work = SqlWork(
+        target=check_name(featuregroup or name, noun="feature group"),
+        options=GroupOptions(
+            primary_key=as_tuple(primary_key),
+            event_time=event_time,
+            created_time=created_time,
+            partition_by=as_tuple(partition_by),
+            ttl=parse_ttl(ttl),
+            expectations=plain_expectations(expectations),
+            validation=validation,
+            statistics=statistics,
+            compact=compact,
+            description=description,
+            tags=dict(tags or {}),
+            job=name,
+        ),
+        inputs=_format_inputs(inputs, job=name),
+        code=textwrap.dedent(sql).strip(),
+        lookback=parse_optional_duration(lookback, "lookback") or timedelta(0),
+        closed=closed,
+        mode=mode,
+        input_times=_complete_input_times(input_times, inputs),
+        sources=_select_sources(inputs),
+        tombstone=tombstone,
+        delete_missing=delete_missing,
+        shared=shared,
+    )
+    spec = JobSpec(
+        name=check_name(name, noun="job"),
+        schedule=define_schedule(
+            schedule,
+            job=name,
+            window=window,
+            start=start,
+            allowed_lateness=allowed_lateness,
+            timezone=timezone,
+            catchup=catchup,
+            retries=retries,
+            on_error=on_error,
+            on_failure=on_failure,
+        ),
+        alerts=Alerts(check_channel_names(alert)),
+        work=work,
+    )
+    check_transform(spec, work)
+    check_query(name, work)
     # A query has no function whose module could be used, so the job is added to the module of the
     # caller.
     return add_to_module(JobDefinition(spec), calling_globals())
@@ -245,20 +323,6 @@ def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefin
     return definition
 
 
-def check_arguments(function: Callable[..., Any], names: Sequence[str], spec: JobSpec) -> None:
-    """Raise an error if the parameters of a function differ from the arguments of its job."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    parameter_names = [parameter.name for parameter in parameters]
-    if sorted(parameter_names) != sorted(names):
-        raise InvalidJob(
-            f"Job {spec.name!r}: its function takes {listing(parameter_names)}, but is called with "
-            f"{listing(names)}.",
-            hint=f"def {spec.name}({', '.join(names)})",
-        )
-
-
 def read_source_code(function: Callable[..., Any]) -> str:
     """Return the source code of a job's function; raise InvalidJob if it cannot be read."""
     # The source code is part of the job's hash, by which a changed function is detected.
@@ -272,85 +336,67 @@ def read_source_code(function: Callable[..., Any]) -> str:
         ) from error
 
 
-def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpec:
-    """Build the specification of a job that writes a feature group.
-
-    Args:
-        request: The arguments of the definition.
-        kind: "python" or "sql".
-        code: The source code of the function, or the query.
-    """
-    inputs, sources = _split_inputs(request)
-    spec = JobSpec(
-        name=check_name(request.name, noun="job"),
-        kind=kind,
-        target=check_name(request.featuregroup, noun="feature group"),
-        schedule=request.schedule,
-        inputs=inputs,
-        code=code,
-        window=_parse_duration(request.window, "window"),
-        start=parse_start(request.start),
-        lookback=_parse_duration(request.lookback, "lookback") or timedelta(0),
-        allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
-        timezone=request.timezone,
-        closed=request.closed,
-        mode=request.mode,
-        validation=request.validation,
-        primary_key=as_tuple(request.primary_key),
-        event_time=request.event_time,
-        created_time=request.created_time,
-        partition_by=as_tuple(request.partition_by),
-        ttl=parse_ttl(request.ttl),
-        expectations=plain_expectations(request.expectations),
-        statistics=request.statistics,
-        compact=request.compact,
-        description=request.description,
-        tags=dict(request.tags or {}),
-        input_times=_input_times(request, sources),
-        retries=request.retries,
-        catchup=request.catchup,
-        on_error=parse_on_error(request.on_error),
-        on_failure=parse_on_failure(request.on_failure, job=request.name),
-        alert=check_channel_names(request.alert),
-        sources=sources,
-        tombstone=request.tombstone,
-        delete_missing=request.delete_missing,
-        shared=request.shared,
+def define_schedule(
+    cron: str,
+    *,
+    job: str,
+    window: Duration | None = None,
+    start: datetime | str | None = None,
+    allowed_lateness: Duration = "0s",
+    timezone: str = "UTC",
+    catchup: int | None = None,
+    retries: int = 2,
+    on_error: OnError = "continue",
+    on_failure: OnFailure = None,
+) -> Schedule:
+    """Return the schedule of a job from the arguments of its definition; it must be computable."""
+    return check_schedule(
+        Schedule(
+            cron=cron,
+            width=parse_optional_duration(window, "window"),
+            start=None if start is None else parse_moment(start, argument="start"),
+            allowed_lateness=parse_duration(allowed_lateness, argument="allowed_lateness"),
+            timezone=timezone,
+            catchup=catchup,
+            retries=retries,
+            on_error=parse_on_error(on_error),
+            on_failure=parse_on_failure(on_failure, job=job),
+        )
     )
-    check_options(spec)
-    check_keys_and_times(spec)
-    _check_inputs(spec)
-    _check_overlap(spec)
-    if kind == "sql":
-        _check_query(spec)
-    return spec
 
 
-def _split_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
-    """Return the inputs as strings by name, and the registered sources among the inputs."""
-    inputs, sources = {}, {}
-    for name, source in (request.inputs or {}).items():
+def _format_inputs(inputs: Mapping[str, str | SourceInput] | None, *, job: str) -> dict[str, str]:
+    """Return the inputs as strings by name."""
+    references = {}
+    for name, source in (inputs or {}).items():
         if isinstance(source, SourceInput):
             # The prefix distinguishes a source from groups and paths in stored definitions and in
             # lineage.
-            sources[name] = source
-            inputs[name] = f"source:{source.source}"
+            references[name] = f"source:{source.source}"
         elif isinstance(source, str):
-            inputs[name] = source
+            references[name] = source
         else:
             raise InvalidJob(
-                f"Job {request.name!r}: the input {name!r} is {source!r}, not a group, a path or a "
-                "source.",
+                f"Job {job!r}: the input {name!r} is {source!r}, not a group, a path or a source.",
                 hint=f"inputs={{{name!r}: featurestore.source('shop', table='orders')}}",
             )
-    return inputs, sources
+    return references
 
 
-def _input_times(request: FeatureJobRequest, sources: Mapping[str, SourceInput]) -> dict[str, str]:
-    times = dict(request.input_times or {})
-    for name, source_input in sources.items():
-        if source_input.time is not None:
-            times.setdefault(name, source_input.time)
+def _select_sources(inputs: Mapping[str, str | SourceInput] | None) -> dict[str, SourceInput]:
+    return {
+        name: source for name, source in (inputs or {}).items() if isinstance(source, SourceInput)
+    }
+
+
+def _complete_input_times(
+    input_times: Mapping[str, str] | None, inputs: Mapping[str, str | SourceInput] | None
+) -> dict[str, str]:
+    """Return the time columns of inputs, including those of sources."""
+    times = dict(input_times or {})
+    for name, source in _select_sources(inputs).items():
+        if source.time is not None:
+            times.setdefault(name, source.time)
     return times
 
 
@@ -376,117 +422,6 @@ def plain_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:
     return tuple(items)
 
 
-def _parse_duration(value: timedelta | str | None, argument: str) -> timedelta | None:
-    return None if value is None else parse_duration(value, argument=argument)
-
-
-def parse_start(value: datetime | str | None) -> datetime | None:
-    """Parse the start of a job's first window; None disables catchup."""
-    return None if value is None else parse_moment(value, argument="start")
-
-
-def check_options(spec: JobSpec) -> None:
-    """Raise an error for invalid option values of a job."""
-    for argument, value, allowed in (
-        ("mode", spec.mode, MODES),
-        ("closed", spec.closed, ("right", "left")),
-        ("on_error", spec.on_error, ON_ERROR),
-        ("validation", spec.validation, VALIDATION_POLICIES),
-    ):
-        if value not in allowed:
-            raise InvalidJob(
-                f"Job {spec.name!r}: invalid {argument}={value!r}. Available: {listing(allowed)}.",
-                hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}"),
-            )
-    # Both options delete rows that another job has written.
-    if spec.shared and (spec.mode == "replace_window" or spec.delete_missing):
-        option = "delete_missing=True" if spec.delete_missing else "mode='replace_window'"
-        raise InvalidJob(
-            f"Job {spec.name!r}: {option} would delete rows of the other jobs that write the shared "
-            f"feature group {spec.target!r}.",
-            hint="delete_missing=False" if spec.delete_missing else "mode='upsert', or 'append'",
-        )
-
-
-def check_keys_and_times(spec: JobSpec) -> None:
-    """Raise an error if a job has no event time, or if its keys do not fit the write mode."""
-    if spec.event_time is None:
-        raise InvalidJob(
-            f"Job {spec.name!r} has no event_time=.",
-            hint="name the column with the time of the rows",
-        )
-    # Joins compare keys by equality, and event times as of the label time. With the event time in
-    # the key, a label would only match rows of exactly its own time.
-    if spec.event_time in spec.primary_key:
-        entity = [name for name in spec.primary_key if name != spec.event_time]
-        raise InvalidJob(
-            f"Job {spec.name!r}: primary_key contains the event time {spec.event_time!r}, which would "
-            "be joined by equality.",
-            hint=f"primary_key={entity!r}",
-        )
-    if spec.mode == "upsert" and not spec.primary_key:
-        raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")
-    if (spec.tombstone is not None or spec.delete_missing) and spec.mode != "upsert":
-        raise InvalidJob(
-            f"Job {spec.name!r}: tombstone= and delete_missing= need mode='upsert'.",
-            hint="mode='upsert'",
-        )
-    # With several sources, a key that is missing in one source may exist in another.
-    if spec.delete_missing and len(spec.sources) != 1:
-        raise InvalidJob(
-            f"Job {spec.name!r}: delete_missing= needs exactly one source among the inputs, not "
-            f"{len(spec.sources)}.",
-            hint="inputs={'orders': featurestore.source('shop', table='orders', time='updated_at')}",
-        )
-    if spec.tombstone in (*spec.primary_key, spec.event_time):
-        raise InvalidJob(
-            f"Job {spec.name!r}: tombstone={spec.tombstone!r} is a key or the event time of the job."
-        )
-
-
-def _check_inputs(spec: JobSpec) -> None:
-    """Raise an error for invalid input names, references and input times."""
-    for name, source in spec.inputs.items():
-        # The first parameter of a job's function is named "window".
-        if not _INPUT_NAME.fullmatch(name) or name == "window":
-            raise InvalidJob(
-                f"Job {spec.name!r}: {name!r} is not a valid input name.",
-                hint="use letters, digits and underscores, such as 'trips'; 'window' is reserved",
-            )
-        # Names of groups cannot contain a "/", so a reference with one is a path.
-        if "/" not in source and name not in spec.sources:
-            parse_group_reference(source)
-    unknown = [name for name in spec.input_times if name not in spec.inputs]
-    if unknown:
-        raise InvalidJob(
-            f"Job {spec.name!r}: unknown inputs {listing(unknown)} in input_times=. Available: "
-            f"{listing(spec.inputs)}."
-        )
-
-
-def _check_overlap(spec: JobSpec) -> None:
-    """Raise an error if the windows of a job would replace rows of each other."""
-    schedule = build_schedule(spec)
-    if spec.mode == "replace_window" and has_overlapping_windows(schedule):
-        raise InvalidJob(
-            f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule "
-            f"{spec.schedule!r}, so each window would replace rows of the previous one.",
-            hint=(
-                "leave out window=, so that each window is as wide as its schedule interval, and "
-                "read earlier rows with lookback="
-            ),
-        )
-
-
-def _check_query(spec: JobSpec) -> None:
-    """Raise an error for SQL that cannot be parsed or does more than read its tables."""
-    # The engine parses the query when the job is registered, since definitions have no engine.
-    usersql.query(spec.code, tables=list(spec.inputs), dialect=usersql.DIALECT)
-    # An unknown parameter would only fail when the query runs.
-    unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
-    if unknown:
-        raise InvalidJob(
-            f"Job {spec.name!r}: unknown parameters {listing(sorted(unknown))}. Available: "
-            f"{listing(sorted(_BOUND))}.",
-            hint="where left_at >= $window_start and left_at < $window_end",
-        )
+def parse_optional_duration(duration: Duration | None, argument: str) -> timedelta | None:
+    """Parse a duration, if there is one."""
+    return None if duration is None else parse_duration(duration, argument=argument)

@@ -14,16 +14,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 
 from featurestore import progress
 from featurestore.alerts import incidents
-from featurestore.errors import JobLeased
+from featurestore.errors import InvalidJob, JobLeased
 from featurestore.featuregroups import WriteRequest, create, insert
 from featurestore.jobs import target
 from featurestore.jobs.catalog_jobs import run_catalog
-from featurestore.jobs.compute import compute
+from featurestore.jobs.compute import compute_aggregates, compute_transform
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import SourceInputs
 from featurestore.jobs.key_versions import stage_table
@@ -39,14 +40,25 @@ from featurestore.jobs.run import (
     recorder_of_job,
     run_recorded,
 )
-from featurestore.jobs.schedule import build_schedule, has_overlapping_windows, windows_after
+from featurestore.jobs.schedule import check_schedule, has_overlapping_windows, windows_after
 from featurestore.jobs.stream_jobs import current_window, is_due, run_stream
 from featurestore.jobs.training_jobs import run_training
 from featurestore.jobs.upserts import Upsert, may_remove_rows, plan_upsert, record_versions
 from featurestore.jobs.windows import refuse_repeated_rows
 from featurestore.model.display import escape_controls
 from featurestore.model.failure_action import FailureAction
-from featurestore.model.job import RUN_ONCE, JobSpec
+from featurestore.model.job import (
+    CatalogWork,
+    JobSpec,
+    MonitorWork,
+    PublishWork,
+    RunOnceWork,
+    StreamWork,
+    TrainingWork,
+    TransformWork,
+    WindowedWork,
+    WindowWork,
+)
 from featurestore.model.source import SourceRead
 from featurestore.model.threads import independent_tasks
 from featurestore.model.times import Window
@@ -71,7 +83,7 @@ _log = logging.getLogger("featurestore.jobs")
 # function is called once per window. A killed chunk starts again from its first window. A training
 # job writes one version for all due windows, and a publish job publishes once.
 CHUNKS = {"sql": 1000, "python": 100, "window": 100, "monitor": 400} | dict.fromkeys(
-    RUN_ONCE, 1_000_000
+    ("training", "publish", "catalog"), 1_000_000
 )
 # After this many consecutive failures of single windows, the windows are not the cause, and the
 # remaining windows are left for later.
@@ -143,10 +155,10 @@ def _run_attempt(
     # The file is loaded before the lease is acquired, so that a missing or changed file is reported
     # even while another process runs the job.
     definition = load_definition(session, job)
-    if job.spec.stream is not None:
+    if isinstance(job.spec.work, StreamWork):
         if due and not is_due(session, job):
             return Outcome()
-        return _read_stream(session, job, definition, watch)
+        return _read_stream(session, job, job.spec.work, definition, watch)
     with hold_job_lease(session, name) as owner:
         # The windows are selected after the recovery, because a dead run may have committed windows
         # that are not recorded yet. The job is read again, because it may have been registered
@@ -168,20 +180,23 @@ def _get_job(session: Session, name: str) -> RegisteredJob:
 
 
 def _read_stream(
-    session: Session, job: RegisteredJob, definition: JobDefinition, watch: Watch
+    session: Session,
+    job: RegisteredJob,
+    work: StreamWork,
+    definition: JobDefinition,
+    watch: Watch,
 ) -> Outcome:
     """Read the new records of a stream in one run; consumer group members need no lease."""
-    assert job.spec.stream is not None
     name, outcome = job.spec.name, Outcome()
     with ExitStack() as stack:
-        if job.spec.stream.consumer_group is None:
+        if work.stream.consumer_group is None:
             owner = stack.enter_context(hold_job_lease(session, name))
             recover_dead_runs(session, name)
         else:
             owner = stack.enter_context(liveness.heartbeat(session.registry, session.location))
             recover_dead_runs(session, name, shared=True)
-        stream_run = JobRun(session, job, definition, (current_window(job),), owner)
-        record = run_stream(stream_run, stop=watch.stop)
+        stream_run = JobRun(session, job, definition, (current_window(work),), owner)
+        record = run_stream(stream_run, work, stop=watch.stop)
         if record.state == runs.DONE and record.delta_version is None:
             # Schedulers poll every few seconds: most runs read nothing, and their records are
             # removed.
@@ -219,17 +234,18 @@ def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Win
     """Yield chunks of consecutive windows, one chunk per commit."""
     # The transaction of an append identifies exactly one window, by which the table rejects it the
     # second time. In a commit of several windows, one repeated window could not be rejected alone.
-    schedule, group = build_schedule(spec), list[Window]()
-    size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
+    schedule, group = check_schedule(spec.schedule), list[Window]()
+    mode = spec.work.mode if isinstance(spec.work, WindowedWork) else "replace_window"
+    size = 1 if mode == "append" else CHUNKS[spec.kind]
     # Rows of overlapping windows may have the same key.
-    if spec.mode == "upsert" and has_overlapping_windows(schedule):
+    if mode == "upsert" and has_overlapping_windows(schedule):
         size = 1
     upcoming: Iterator[Window] = iter(())
     for window in windows:
         # A commit replaces one time range, in which an earlier definition may have computed rows
         # between the windows.
         is_full = len(group) == size or (
-            spec.mode == "replace_window" and group and group[-1].end != window.start
+            mode == "replace_window" and group and group[-1].end != window.start
         )
         if group and (is_full or next(upcoming, None) != window):
             yield tuple(group)
@@ -245,11 +261,11 @@ def are_windows_independent(spec: JobSpec) -> bool:
     """Return whether the windows may be computed in any order."""
     sources = [source.partition("@")[0] for source in spec.inputs.values()]
     # A job that reads its own target depends on the rows of its earlier windows.
-    if not spec.fills_group or spec.target in sources:
+    if not isinstance(spec.work, WindowedWork) or spec.target in sources:
         return False
     # Upserts of the same key must be committed in the order of their windows, and on_error="wait"
     # stops at the first window that fails.
-    return spec.mode == "replace_window" and spec.on_error == "continue"
+    return spec.work.mode == "replace_window" and spec.schedule.on_error == "continue"
 
 
 def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
@@ -258,16 +274,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         outcome.stopped = True
         return
     spec, windows = chunk.spec, chunk.windows
-    if spec.kind == "training":
-        record = run_training(chunk)
-    elif spec.kind == "monitor":
-        record = run_monitor(chunk)
-    elif spec.kind == "publish":
-        record = run_publish(chunk)
-    elif spec.kind == "catalog":
-        record = run_catalog(chunk)
-    else:
-        record = run_recorded(chunk, _compute_and_write)
+    record = _run_chunk(chunk)
     outcome.runs.append(record)
     if record.state == runs.DONE:
         return
@@ -279,70 +286,98 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         outcome.stopped = True
         return
     # A run that could not even pin its inputs would fail for every window.
-    if len(windows) == 1 or not record.inputs or spec.kind in RUN_ONCE:
+    if len(windows) == 1 or not record.inputs or isinstance(spec.work, RunOnceWork):
         _record_failure(chunk, record)
         outcome.failed += windows
-        outcome.stopped = spec.on_error == "wait" or _fails_consecutively(outcome)
+        outcome.stopped = spec.schedule.on_error == "wait" or _fails_consecutively(outcome)
         return
     middle = len(windows) // 2
     for half in (windows[:middle], windows[middle:]):
         _compute_chunk(replace(chunk, windows=half), outcome, watch)
 
 
-def _compute_and_write(run: JobRun) -> RunOutput:
+def _run_chunk(chunk: JobRun) -> Run:
+    """Do the work of a chunk in one recorded run."""
+    match chunk.spec.work:
+        case TransformWork() | WindowWork() as work:
+            return run_recorded(chunk, partial(_compute_and_write, work))
+        case TrainingWork() as work:
+            return run_training(chunk, work)
+        case MonitorWork() as work:
+            return run_monitor(chunk, work)
+        case PublishWork() as work:
+            return run_publish(chunk, work)
+        case CatalogWork() as work:
+            return run_catalog(chunk, work)
+        case StreamWork():
+            raise InvalidJob(f"Job {chunk.spec.name!r} reads a stream and has no windows.")
+
+
+def _compute_and_write(work: TransformWork | WindowWork, run: JobRun) -> RunOutput:
     """Stage the rows of a run, and commit them with the deleted keys."""
-    spec, group = run.spec, run.group
-    with in_flight(run.session, operation="stage", name=spec.name, version=1) as staged_write:
+    group = run.group
+    with in_flight(run.session, operation="stage", name=run.spec.name, version=1) as staged_write:
         run = replace(run, staging=staged_write.rows)
-        sources = SourceInputs(run.session, spec, run.inputs, run.staging)
-        rows = compute(run, sources)
-        if rows is None and not may_remove_rows(run, sources.keys):
+        source_keys, reads = None, list[SourceRead]()
+        if isinstance(work, TransformWork):
+            sources = SourceInputs(run.session, work, run.inputs, run.staging)
+            rows = compute_transform(run, work, sources)
+            source_keys, reads = sources.keys, sources.reads
+        else:
+            rows = compute_aggregates(run, work)
+        if rows is None and not may_remove_rows(run, work, source_keys):
             _log.info("no rows")
             return RunOutput(target_version=None if group is None else group.spec.version)
         if rows is None:  # the commit only removes rows
             assert group is not None
             schema = group.spec.schema
-            if spec.tombstone is not None:
-                schema = schema.append(pa.field(spec.tombstone, pa.bool_()))
+            if isinstance(work, TransformWork) and work.tombstone is not None:
+                schema = schema.append(pa.field(work.tombstone, pa.bool_()))
             rows = stage_table(run, schema.empty_table(), "nothing")
         write = Upsert(rows)
-        if spec.mode == "upsert":
-            write = plan_upsert(run, rows, sources.keys)
+        if isinstance(work, TransformWork) and work.mode == "upsert":
+            write = plan_upsert(run, work, rows, source_keys)
         # A process that was suspended while it computed may have lost the lease. If the lease is
         # lost between this check and the commit, the transaction number lets only one of the two
         # processes commit.
         check_lease(run)
-        run = record_versions(run, write)
-        return _commit_rows(run, write, sources.reads, is_staged=write.rows is rows)
+        run = record_versions(run, work, write)
+        return _commit_rows(run, work, write, reads, is_staged=write.rows is rows)
 
 
 def _commit_rows(
-    run: JobRun, upsert: Upsert, reads: Sequence[SourceRead], *, is_staged: bool
+    run: JobRun,
+    work: WindowedWork,
+    upsert: Upsert,
+    reads: Sequence[SourceRead],
+    *,
+    is_staged: bool,
 ) -> RunOutput:
     """Commit the rows of a run; the first run of a job creates the group."""
     session, spec, window, group = run.session, run.spec, run.window, run.group
-    mode: str = spec.mode
+    mode: str = work.mode
     replaced_range = None
-    if spec.mode == "replace_window":
+    if work.mode == "replace_window":
         mode = "replace"
-        replaced_range = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
+        event_time = str(work.options.event_time)
+        replaced_range = TimeRange(event_time, window.start, window.end, work.closed)
     stored_names = () if group is None else group.spec.schema.names
-    typed = target.drop_null_columns(session, spec, upsert.rows, stored_names)
+    typed = target.drop_null_columns(session, work, upsert.rows, stored_names)
     request = WriteRequest(
-        spec.target,
+        work.target,
         version=None if group is None else group.spec.version,
-        options=target.declaration(spec),
+        options=target.declaration(work),
         mode=mode,
         replace=replaced_range,
         schema_change="add",
         transaction=run.transaction,
-        validation=spec.validation,
+        validation=work.options.validation,
         run_id=run.run_id,
         # The reads of sources are recorded with their snapshots, in ``reads``.
         inputs=tuple(each.to_json() for each in run.inputs if each.kind != "source"),
         reads=reads or None,
         window=target.build_windows_metadata(
-            spec, window, len(run.windows), first_changed=upsert.first_deleted
+            spec, work, window, len(run.windows), first_changed=upsert.first_deleted
         ),
         # Staged files can become files of the table only if they contain exactly these rows.
         staged=is_staged and typed is upsert.rows,
@@ -354,7 +389,7 @@ def _commit_rows(
         return RunOutput(commit.rows_in, commit.delta_version, created_group.version)
     commit = insert(session, frame, request)
     if not commit.applied:
-        if not target.contains_windows(group, spec, window):
+        if not target.contains_windows(group, spec.name, work, window):
             # Runs of the same windows have the same transaction until a run commits it. A
             # process that took over an earlier run, and was suspended, may revoke that of this run.
             raise JobLeased(
@@ -374,12 +409,12 @@ def _fails_consecutively(outcome: Outcome) -> bool:
 
 def _record_failure(run: JobRun, record: Run) -> None:
     """Record windows as failed; when the retries are exhausted, alert and run ``on_failure``."""
-    spec = run.spec
+    spec, schedule = run.spec, run.spec.schedule
     with run.session.registry.transaction() as connection:
         runs.record_failed_windows(connection, spec.name, run.windows, run_id=record.run_id)
         failed_windows = runs.window_states(connection, spec.name, states=[runs.FAILED])
         tries = max(failed_windows[window].tries for window in run.windows)
-        if tries > spec.retries:
+        if tries > schedule.retries:
             message = (
                 f"{record.error or 'it failed'} (window from {record.window.start.isoformat()})"
             )
@@ -389,15 +424,15 @@ def _record_failure(run: JobRun, record: Run) -> None:
             )
     # The equality runs the command only once, although exhausted windows are retried later. The
     # command runs after the transaction, which would otherwise lock the registry for a minute.
-    if spec.on_failure is not None and tries == spec.retries + 1:
-        _run_failure_action(run, spec.on_failure, record)
+    if schedule.on_failure is not None and tries == schedule.retries + 1:
+        _run_failure_action(run, schedule.on_failure, record)
 
 
 def _alert_stream_failure(run: JobRun, record: Run) -> None:
     """Alert the channels of a stream job whose retries are exhausted."""
     spec = run.spec
     with run.session.registry.transaction() as connection:
-        if runs.count_consecutive_failures(connection, spec.name) > spec.retries:
+        if runs.count_consecutive_failures(connection, spec.name) > spec.schedule.retries:
             open_incidents = {incidents.FAILURE: [record.error or "it failed"]}
             incidents.update_incidents(
                 connection, spec, open_incidents, families=[incidents.FAILURE]
@@ -460,8 +495,9 @@ def _compute_in_parallel(
     The first chunk runs alone if it creates the group.
     """
     total, first = Outcome(), chunks[0]
+    work = first.spec.work
     # Concurrent chunks would each create the group, and all but one would fail.
-    if target.find_target(first.session, first.spec) is None:
+    if isinstance(work, WindowedWork) and target.find_target(first.session, work) is None:
         _compute_chunk(first, total, watch)
         counter.add(len(first.windows))
         chunks = chunks[1:]

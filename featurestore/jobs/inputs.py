@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
@@ -30,11 +30,18 @@ from featurestore.external.reading import (
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec, WindowJob, input_name
+from featurestore.model.job import (
+    JobSpec,
+    MonitorWork,
+    SqlWork,
+    TransformWork,
+    WindowWork,
+)
 from featurestore.model.names import parse_group_reference
-from featurestore.model.source import SourceRead, SourceSpec
+from featurestore.model.source import SourceInput, SourceRead, SourceSpec
 from featurestore.model.times import Window, shift_time, to_micros
 from featurestore.model.window_features import WindowLineage
+from featurestore.model.window_job import WindowJob, input_name
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import PartitionedSnapshot, SourceQuery
 from featurestore.session import Session
@@ -87,11 +94,15 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         SourceNotFound: A source is not registered.
         InvalidJob: A path contains neither a Delta table nor Parquet files.
     """
-    pinned = []
-    for name, source in spec.inputs.items():
-        time_column = spec.input_times.get(name)
-        if name in spec.sources:
-            registered = source_of(session, spec.sources[name].source)
+    work, pinned = spec.work, list[PinnedInput]()
+    input_times: Mapping[str, str] = {}
+    sources: Mapping[str, SourceInput] = {}
+    if isinstance(work, TransformWork):
+        input_times, sources = work.input_times, work.sources
+    for name, source in work.inputs.items():
+        time_column = input_times.get(name)
+        if name in sources:
+            registered = source_of(session, sources[name].source)
             # Descriptions and references to secrets do not change the rows.
             address = [registered.kind, registered.uri, sorted(registered.options.items())]
             identity = hashlib.sha256(json.dumps(address).encode()).hexdigest()
@@ -101,19 +112,20 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         elif "/" in source:
             pinned.append(_pin_path(name, source, time_column, job=spec.name))
         else:
-            pinned.append(_pin_group(session, name, source, time_column, job=spec))
-    if spec.kind == "window":
-        return _add_aggregate_lineage(pinned, WindowJob.from_spec(spec))
+            pinned.append(
+                _pin_group(session, name, source, time_column, needs_rows=_needs_rows(spec))
+            )
+    if isinstance(work, WindowWork):
+        return _add_aggregate_lineage(pinned, WindowJob.from_work(work))
     return tuple(pinned)
 
 
 def _pin_group(
-    session: Session, name: str, reference: str, time_column: str | None, *, job: JobSpec
+    session: Session, name: str, reference: str, time_column: str | None, *, needs_rows: bool
 ) -> PinnedInput:
     """Pin a feature group to its current Delta version."""
     group = open_group(session, *parse_group_reference(reference))
     spec = group.spec
-    needs_rows = job.watched is None or not job.watched.is_freshness_only
     if spec.external is not None and needs_rows:
         raise ExternalRowsError(
             f"Feature group {spec.name!r} is external, with the rows of {spec.external}. Jobs and "
@@ -132,6 +144,11 @@ def _pin_group(
         identity=group.state.table_id,
         spec=spec,
     )
+
+
+def _needs_rows(spec: JobSpec) -> bool:
+    """Return whether a job reads rows, and not only the newest event time of a group."""
+    return not (isinstance(spec.work, MonitorWork) and spec.work.watched.is_freshness_only)
 
 
 def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> PinnedInput:
@@ -174,13 +191,15 @@ def _add_aggregate_lineage(
 
 def make_read_range(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
     """Return a function from a window to the time range ``[first, last)`` that it reads, in µs."""
-    if spec.kind == "window":
-        return WindowJob.from_spec(spec).event_time_range
+    work = spec.work
+    if isinstance(work, WindowWork):
+        return WindowJob.from_work(work).event_time_range
     label_delay = timedelta(0)
-    if spec.watched is not None and spec.watched.model is not None:
-        label_delay = spec.watched.model.within  # labels may follow their predictions by so much
+    if isinstance(work, MonitorWork) and work.watched.model is not None:
+        label_delay = work.watched.model.within  # labels may follow their predictions by so much
+    lookback = work.lookback if isinstance(work, TransformWork) else timedelta(0)
     return lambda window: (
-        to_micros(shift_time(window.start, -spec.lookback)),
+        to_micros(shift_time(window.start, -lookback)),
         to_micros(shift_time(window.end, label_delay)),
     )
 
@@ -247,7 +266,7 @@ class SourceInputs:
     """
 
     session: Session
-    spec: JobSpec
+    work: TransformWork
     inputs: tuple[PinnedInput, ...]
     staging: str
     reads: list[SourceRead] = field(default_factory=list)
@@ -272,7 +291,7 @@ class SourceInputs:
         by_source: dict[str, list[PinnedInput]] = {}
         for pinned in self.inputs:
             if pinned.kind == "source":
-                name = self.spec.sources[pinned.name].source
+                name = self.work.sources[pinned.name].source
                 by_source.setdefault(name, []).append(pinned)
         staged = {}
         for name, inputs in by_source.items():
@@ -281,7 +300,7 @@ class SourceInputs:
             try:
                 for pinned in inputs:
                     staged[pinned.name] = self._stage(pinned, window, registered, snapshot)
-                    if self.spec.delete_missing:
+                    if self.work.delete_missing:
                         self.keys = self._stage_keys(pinned, snapshot)
             finally:
                 snapshot.close()
@@ -319,14 +338,14 @@ class SourceInputs:
 
     def _stage_keys(self, pinned: PinnedInput, snapshot: RenamedSnapshot) -> Relation:
         """Stage all keys of a source, for the deletion of missing keys."""
-        source_input = self.spec.sources[pinned.name]
+        source_input = self.work.sources[pinned.name]
         query = build_query(
             table=source_input.table,
             sql=source_input.sql,
             path=source_input.path,
             rename=source_input.rename,
         )
-        reader = snapshot.read(replace(query, columns=self.spec.primary_key))
+        reader = snapshot.read(replace(query, columns=self.work.options.primary_key))
         return self._stage_rows(
             read_in_background(partial(iter, reader)), reader.schema, "source-keys"
         )
@@ -346,7 +365,7 @@ class SourceInputs:
 
     def _query(self, pinned: PinnedInput, window: Window, snapshot: RenamedSnapshot) -> SourceQuery:
         """Build the query for an input: the columns that the SQL uses, filtered by time."""
-        source_input = self.spec.sources[pinned.name]
+        source_input = self.work.sources[pinned.name]
         query = build_query(
             table=source_input.table,
             sql=source_input.sql,
@@ -355,15 +374,15 @@ class SourceInputs:
         )
         # Only a query shows which columns it uses; a function may use any column.
         columns = None
-        if self.spec.kind == "sql":
-            used_columns = usersql.find_columns(self.spec.code, list(snapshot.names(query)))
+        if isinstance(self.work, SqlWork):
+            used_columns = usersql.find_columns(self.work.code, list(snapshot.names(query)))
             names = list(used_columns)
             if pinned.time is not None and pinned.time not in names:
                 names.append(pinned.time)  # the filter below needs it
             columns = tuple(names)
         time_range = None
         if pinned.time is not None:
-            time_range = TimeRange(pinned.time, window.start - self.spec.lookback, window.end)
+            time_range = TimeRange(pinned.time, window.start - self.work.lookback, window.end)
         return replace(query, columns=columns, window=time_range)
 
 

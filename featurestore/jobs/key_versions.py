@@ -49,8 +49,8 @@ from featurestore.hashing.hashes import hash_array
 from featurestore.hashing.mixing import fold, unmix_all
 from featurestore.jobs.coverage import find_overlapping
 from featurestore.jobs.run import JobRun
-from featurestore.jobs.schedule import build_schedule, has_overlapping_windows, last_schedule_time
-from featurestore.model.job import JobSpec
+from featurestore.jobs.schedule import has_overlapping_windows, last_schedule_time
+from featurestore.model.job import Schedule, TransformWork
 from featurestore.model.times import Window, from_micros, to_micros, utc_now
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.registry import runs
@@ -92,9 +92,9 @@ class RecordedVersions:
     replaced: tuple[Window, ...] = ()
 
 
-def accepts_late_rows(spec: JobSpec) -> bool:
+def accepts_late_rows(schedule: Schedule, work: TransformWork) -> bool:
     """Return whether the rows of a window may be before the end of the window before."""
-    return bool(spec.row_lookback) or has_overlapping_windows(build_schedule(spec))
+    return bool(work.row_lookback) or has_overlapping_windows(schedule)
 
 
 def has_versions(group_path: str) -> bool:
@@ -134,7 +134,7 @@ def read_versions(run: JobRun) -> RecordedVersions:
             own_windows.add(window)
         if each["run"] in committed_runs or not is_complete:
             last_runs[job, window] = each["run"]
-    replaced = find_overlapping(build_schedule(run.spec), run.windows, own_windows)
+    replaced = find_overlapping(run.spec.schedule, run.windows, own_windows)
     with run.session.registry.reading() as connection:
         ignored = runs.find_windows(connection, run.spec.name, states=[runs.REPLACED])
     ignored.update(replaced)
@@ -238,21 +238,24 @@ class AddVersions:
     tombstone: str | None = None
 
     @classmethod
-    def for_run(cls, run: JobRun) -> AddVersions:
+    def for_run(cls, run: JobRun, work: TransformWork) -> AddVersions:
         """Return the function for the rows of a run."""
-        spec, first = run.spec, run.windows[0]
+        schedule, first = run.spec.schedule, run.windows[0]
         last_late = None
-        if accepts_late_rows(spec):
+        if accepts_late_rows(schedule, work):
             # Rows after the end of the window before belong to no earlier window.
-            before = last_schedule_time(build_schedule(spec), first.end - timedelta.resolution)
-            last_late = to_micros(before) - (spec.closed == "left")
-        times = [str(spec.event_time)]
-        if spec.created_time is not None:
-            times.append(spec.created_time)
+            before = last_schedule_time(schedule, first.end - timedelta.resolution)
+            last_late = to_micros(before) - (work.closed == "left")
         starts = tuple(to_micros(window.start) for window in run.windows)
         ends = tuple(to_micros(window.end) for window in run.windows)
         return cls(
-            spec.primary_key, tuple(times), starts, ends, spec.closed, last_late, spec.tombstone
+            primary_key=work.options.primary_key,
+            times=work.options.times,
+            starts=starts,
+            ends=ends,
+            closed=work.closed,
+            last_late=last_late,
+            tombstone=work.tombstone,
         )
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:

@@ -15,6 +15,7 @@ from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ConfigurationError, FeatureStoreError, missing_extra
 from featurestore.model import times
+from featurestore.model.job import MonitorWork
 from featurestore.registry import alerts, featuregroups, jobs, reports, runs
 from featurestore.session import Session
 
@@ -230,7 +231,7 @@ class _StoreGauges:
         metrics_left = MOST_LABELS  # a monitor may have many metrics
         with self._session.registry.reading() as connection:
             for job in jobs.list_all(connection, limit=MOST_LABELS):
-                if job.spec.watched is None:
+                if not isinstance(job.spec.work, MonitorWork):
                     continue
                 report = reports.newest_monitor_report(connection, job.spec.name)
                 if report is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from featurestore.alerts import incidents
 from featurestore.errors import FeatureStoreError, NotPublished
@@ -12,12 +13,12 @@ from featurestore.jobs.definitions import (
     JobDefinition,
     add_to_module,
     check_channel_names,
+    define_schedule,
 )
 from featurestore.jobs.run import JobRun, RunOutput, definition_words, run_recorded
-from featurestore.jobs.schedule import build_schedule
 from featurestore.model.arguments import calling_globals, with_suggestions
-from featurestore.model.failure_action import OnFailure, parse_on_failure
-from featurestore.model.job import JobSpec
+from featurestore.model.failure_action import OnFailure
+from featurestore.model.job import Alerts, JobSpec, PublishWork, StreamWork
 from featurestore.model.names import check_name, format_group_reference
 from featurestore.model.publication_target import PublicationTarget
 from featurestore.registry.runs import Run
@@ -69,33 +70,26 @@ def publish_job(
     >>> publication.spec.kind, publication.spec.target
     ('publish', 'late_flights')
     """
-    target = PublicationTarget.parse(view, online=to)
     spec = JobSpec(
         name=check_name(name, noun="job"),
-        kind="publish",
-        target=target.view,
-        schedule=schedule,
-        inputs={},
-        code="",
-        timezone=timezone,
-        description=description,
-        retries=retries,
-        on_failure=parse_on_failure(on_failure, job=name),
-        alert=check_channel_names(alert),
-        publishes=(target,),
+        schedule=define_schedule(
+            schedule, job=name, timezone=timezone, retries=retries, on_failure=on_failure
+        ),
+        alerts=Alerts(check_channel_names(alert)),
+        work=PublishWork(
+            publishes=(PublicationTarget.parse(view, online=to),), description=description
+        ),
     )
-    build_schedule(spec)  # the constructor of a schedule validates it
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
-def run_publish(run: JobRun) -> Run:
+def run_publish(run: JobRun, work: PublishWork) -> Run:
     """Publish the view once, for all windows of the run."""
-    return run_recorded(run, _publish_view)
+    return run_recorded(run, partial(_publish_view, work))
 
 
-def _publish_view(run: JobRun) -> RunOutput:
-    (target,) = run.spec.publishes
-    publication = publish_target(run.session, target)
+def _publish_view(work: PublishWork, run: JobRun) -> RunOutput:
+    publication = publish_target(run.session, work.publishes[0])
     return RunOutput(sum(publication.rows.values()))
 
 
@@ -107,22 +101,24 @@ def publish_target(session: Session, target: PublicationTarget) -> Publication:
     return publication
 
 
-def publish_committed(run: JobRun) -> None:
+def publish_committed(run: JobRun, work: StreamWork) -> None:
     """Publish the views of a stream job, whose group has a new commit."""
-    problems = [_publish_or_warn(run, target) for target in run.spec.publishes]
-    _update_publication_alert(run, problems)
+    problems = [_publish_or_warn(run, target) for target in work.publishes]
+    if work.publishes:
+        _update_publication_alert(run, problems)
 
 
-def publish_missed(run: JobRun) -> None:
+def publish_missed(run: JobRun, work: StreamWork) -> None:
     """Publish the views of a stream job that lack commits of earlier runs."""
     problems = []
     is_known = True
-    for target in run.spec.publishes:
+    for target in work.publishes:
         is_behind = _is_behind(run, target)
         if is_behind:
             problems.append(_publish_or_warn(run, target))
         is_known = is_known and is_behind is not None
-    _update_publication_alert(run, problems, is_known=is_known)
+    if work.publishes:
+        _update_publication_alert(run, problems, is_known=is_known)
 
 
 def _publish_or_warn(run: JobRun, target: PublicationTarget) -> str | None:
@@ -150,7 +146,7 @@ def _update_publication_alert(
     ``is_known`` is false if the lag of a view is unknown: its alert then neither begins nor ends.
     """
     spec, session = run.spec, run.session
-    if not spec.alert or not spec.publishes:
+    if not spec.alerts.channels:
         return
     # Channels have no access to groups, so the messages must not name other objects.
     words = definition_words(spec)
@@ -182,9 +178,9 @@ def _is_behind(run: JobRun, target: PublicationTarget) -> bool | None:
     return any(lag.commits > 0 for lag in lags if lag.featuregroup == reference)
 
 
-def read_groups(session: Session, spec: JobSpec) -> dict[str, str]:
+def read_groups(session: Session, work: PublishWork) -> dict[str, str]:
     """Return the references of the groups that a publish job reads, as inputs of a job."""
-    (target,) = spec.publishes
+    target = work.publishes[0]
     try:
         view = definition.get(session, target.view, target.version)
     except FeatureStoreError:  # the run of the job raises the error

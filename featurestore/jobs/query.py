@@ -15,7 +15,7 @@ import pyarrow.types as pat
 from featurestore import usersql
 from featurestore.arrow.column_names import RESERVED_PREFIX
 from featurestore.errors import FeatureStoreError
-from featurestore.model.job import JobSpec
+from featurestore.model.job import SqlWork
 from featurestore.model.names import parse_group_reference
 from featurestore.model.times import Window, utc_now
 from featurestore.plugins import observers
@@ -61,21 +61,21 @@ _OUTER, _INNER = ("", "OUTER"), ("", "INNER", "CROSS")
 class JobQuery:
     """A job query, transpiled for an engine."""
 
-    spec: JobSpec
+    code: str
     engine: Engine
 
-    def check(self, specs: Specs) -> None:
+    def check(self, inputs: Mapping[str, str], specs: Specs) -> None:
         """Raise InvalidSql for a query that the engine cannot parse, or with a refused form.
 
         Some forms are refused for some types only, which are known if all inputs are existing
         groups. Unknown columns and wrong types are allowed: a group may change before the first
         window.
         """
-        query = _transpile(self.spec.code, tuple(self.spec.inputs), self.engine.dialect)
+        query = _transpile(self.code, tuple(inputs), self.engine.dialect)
         self.engine.check_syntax(query)
         tables = {}
         try:
-            for name, source in self.spec.inputs.items():
+            for name, source in inputs.items():
                 reference, version = parse_group_reference(source)
                 schema = find_spec(reference, version=version, specs=specs).schema
                 tables[name] = self.engine.from_arrow(schema.empty_table().to_reader())
@@ -91,11 +91,11 @@ class JobQuery:
 
     def run(self, inputs: Mapping[str, Relation], window: Window) -> Relation:
         """Compute the rows of a window from filtered inputs."""
-        query = _transpile(self.spec.code, tuple(inputs), self.engine.dialect)
+        query = _transpile(self.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
             # Only the columns that the query names are read.
-            columns = usersql.find_columns(self.spec.code, relation.schema.names)
+            columns = usersql.find_columns(self.code, relation.schema.names)
             columns_by_name = dict(zip(columns, columns, strict=True))
             tables[name] = self.engine.select(relation, columns_by_name)
         work = observers.current()
@@ -109,7 +109,7 @@ class JobQuery:
                 )
                 for name, relation in tables.items()
             }
-        parameter_names = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
+        parameter_names = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.code))
         # DuckDB rejects values for parameters that the query does not contain.
         parameters = {}
         if _START in parameter_names:
@@ -139,7 +139,7 @@ class WindowedQuery:
     """A query whose result rows each depend on the input rows of one window, and static tables.
 
     Attributes:
-        spec: The job.
+        work: The work of the job.
         select: The syntax tree.
         columns: The column names of each table, in lower case, by the alias of the table.
         position: The position of the only table that is filtered by time; 0 is the table after FROM.
@@ -148,7 +148,7 @@ class WindowedQuery:
         time: Its time column, in lower case.
     """
 
-    spec: JobSpec
+    work: SqlWork
     select: exp.Select
     columns: Mapping[str, list[str]]
     position: int
@@ -158,16 +158,16 @@ class WindowedQuery:
 
     @classmethod
     def resolve(
-        cls, spec: JobSpec, *, schemas: Mapping[str, pa.Schema], times: Mapping[str, str]
+        cls, work: SqlWork, *, schemas: Mapping[str, pa.Schema], times: Mapping[str, str]
     ) -> WindowedQuery:
         """Resolve the tables of a query.
 
         Raises:
             Unproven: Result rows may depend on the input rows of several windows.
         """
-        if spec.lookback:
+        if work.lookback:
             raise Unproven("with lookback=, an input row belongs to several windows")
-        select = cls._check_syntax(parse_query(spec.code))
+        select = cls._check_syntax(parse_query(work.code))
         names = {name.lower(): name for name in schemas}
         columns: dict[str, list[str]] = {}
         windowed = []
@@ -183,7 +183,7 @@ class WindowedQuery:
             raise Unproven(f"the query reads inputs with a time {len(windowed)} times, not once")
         for number, join in enumerate(select.args.get("joins", ()), 1):
             cls._check_join(join, number, windowed=windowed[0][0])
-        return cls(spec, select, columns, *windowed[0])
+        return cls(work, select, columns, *windowed[0])
 
     def is_time(self, node: exp.Expr | None) -> bool:
         """Return whether an expression is the time column of the windowed table."""
@@ -208,7 +208,7 @@ class WindowedQuery:
         Raises:
             Unproven: Several columns have this name.
         """
-        name = str(self.spec.event_time)
+        name = str(self.work.options.event_time)
         outputs = [
             (output_name, node)
             for output_name, node in self.outputs()
@@ -258,7 +258,7 @@ class WindowedQuery:
         for node in find_parameters(select):
             node.replace(bounds[(_START, _END).index(node.name)].copy())
         if self.event_time() is None:
-            stamp = exp.alias_(bounds[1].copy(), str(self.spec.event_time), quoted=True)
+            stamp = exp.alias_(bounds[1].copy(), str(self.work.options.event_time), quoted=True)
             select.set("expressions", [*select.expressions, stamp])
         code = select.sql(dialect=usersql.DIALECT)
         if parse_query(code) != select:

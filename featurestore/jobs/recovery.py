@@ -17,10 +17,10 @@ from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.errors import InvalidJob, JobFailed
 from featurestore.featuregroups import WriteRequest, insert
-from featurestore.featuregroups.writers import writes_group
+from featurestore.featuregroups.writers import select_writers
 from featurestore.jobs.coverage import Coverage, merge_ranges, overlaps_itself
 from featurestore.jobs.run import RunOutput, latest_dataset_version, record_computed
-from featurestore.jobs.schedule import build_schedule, windows_between
+from featurestore.jobs.schedule import check_schedule, windows_between
 from featurestore.jobs.target import (
     JobCommit,
     find_target,
@@ -29,7 +29,14 @@ from featurestore.jobs.target import (
     parse_grid,
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec
+from featurestore.model.job import (
+    GroupWork,
+    JobSpec,
+    StreamWork,
+    TrainingWork,
+    WindowedWork,
+)
+from featurestore.model.stream import StreamSpec
 from featurestore.model.times import Window
 from featurestore.plugins import observers
 from featurestore.plugins.observers import Work
@@ -110,9 +117,10 @@ def restore_stream_runs(connection: Connection, path: str) -> None:
         runs.restore(connection, run)
 
 
-def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> None:
+def restore_stream(
+    connection: Connection, session: Session, spec: JobSpec, stream: StreamSpec
+) -> None:
     """Restore the progress of a stream job from its commits; its lag remains unknown."""
-    assert spec.stream is not None
     if jobs.stream_status(connection, spec.name) is not None:
         return
     versions = featuregroups.versions(connection, spec.target)
@@ -122,7 +130,7 @@ def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> N
     offsets: dict[int, int] = {}
     bad, last = 0, None
     for each in _iter_stream_commits(path):
-        if each.job != spec.name or each.topic != spec.stream.topic:
+        if each.job != spec.name or each.topic != stream.topic:
             continue
         last = last or each
         bad += each.bad
@@ -177,14 +185,12 @@ def restore(
 
     ``former`` are jobs that wrote the group and no longer do: their windows are those of the job.
     """
-    if spec.stream is not None:
-        restore_stream(connection, session, spec)
-    if not spec.fills_group:
+    if isinstance(spec.work, StreamWork):
+        restore_stream(connection, session, spec, spec.work.stream)
+    if not isinstance(spec.work, WindowedWork):
         return
-    writers = {
-        job.spec.name for job in jobs.list_all(connection) if writes_group(job.spec, spec.target)
-    }
-    writers -= {spec.name, *former}
+    specs = [job.spec for job in jobs.list_all(connection)]
+    writers = {*select_writers(specs, spec.target)} - {spec.name, *former}
     for version in featuregroups.versions(connection, spec.target):
         path = session.featuregroup_path(spec.target, version)
         own_commits = [each for each in job_commits(path) if each.job not in writers]
@@ -209,7 +215,9 @@ def iter_visible_windows(
     for job_commit in newest_first:
         grid = parse_grid(job_commit.commit.user_metadata)
         # A commit of an earlier release does not contain its schedule.
-        schedule = replace(build_schedule(spec), start=None) if grid is None else grid.schedule
+        schedule = (
+            replace(check_schedule(spec.schedule), start=None) if grid is None else grid.schedule
+        )
         windows = windows_between(
             schedule, job_commit.window.start, job_commit.window.end, limit=job_commit.count
         )
@@ -229,7 +237,7 @@ def _recover_run(session: Session, run: Run) -> Run:
     """Record a dead run as done if its output was committed, otherwise as failed."""
     with session.registry.reading() as connection:
         spec = jobs.definition(connection, run.job, run.job_version)
-    if spec.stream is not None:
+    if isinstance(spec.work, StreamWork):
         return _report_end(session, spec, _recover_stream_run(session, spec, run))
     output = _committed_output(session, spec, run)
     if output is None and not revoke_transaction(session, spec, run):
@@ -242,7 +250,7 @@ def _recover_run(session: Session, run: Run) -> Run:
             rows, delta_version = output.rows, output.delta_version
             runs.end(connection, run.run_id, runs.DONE, rows=rows, delta_version=delta_version)
             windows = windows_between(
-                build_schedule(spec), run.window.start, run.window.end, limit=run.windows
+                check_schedule(spec.schedule), run.window.start, run.window.end, limit=run.windows
             )
             record_computed(connection, spec, windows, run, output.target_version)
         recovered = runs.get(connection, run.run_id)
@@ -267,7 +275,9 @@ def revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:
     """
     owner = run.owner.partition("/")[0]
     may_resume = liveness.is_on_another_machine(session.location, owner)
-    group = find_target(session, spec) if may_resume else None
+    group = None
+    if may_resume and isinstance(spec.work, GroupWork):
+        group = find_target(session, spec.work)
     if group is None or run.transaction is None:
         return True
     request = WriteRequest(
@@ -302,14 +312,16 @@ def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
 
 def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | None:
     """Return the output that a dead run committed to its table or dataset, or None."""
-    if spec.kind == "training":
+    if isinstance(spec.work, TrainingWork):
         # The run recorded the latest version before it wrote, so a later version is its output.
         last = latest_dataset_version(session, spec.target)
         if last <= run.inputs.get("before", last):
             return None
         dataset = catalog.get(session, spec.target, last)
         return RunOutput(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
-    if not spec.fills_group:  # findings of a monitor are recorded with the end of its run
+    if not isinstance(
+        spec.work, WindowedWork
+    ):  # findings of a monitor are recorded with the end of its run
         return None
     for version, job_commit in iter_job_commits(session, spec):
         if job_commit.commit.user_metadata.get("run") == run.run_id:
@@ -350,14 +362,15 @@ def replay_quarantine(session: Session, name: str) -> Replayed:
     """
     with session.registry.reading() as connection:
         spec = jobs.get(connection, name).spec
-    if spec.stream is None:
+    work = spec.work
+    if not isinstance(work, StreamWork):
         raise InvalidJob(f"Job {name!r} does not read a topic.", hint="featurestore job list")
     with hold_job_lease(session, name):
-        group = find_target(session, spec)
+        group = find_target(session, work)
         if group is None:
             raise InvalidJob(
                 f"Job {name!r} has no feature group with its current columns yet, and therefore no "
                 "quarantine.",
                 hint=f"featurestore job run {name}",
             )
-        return replay(session, spec, group)
+        return replay(session, name, work, group)

@@ -42,7 +42,16 @@ from featurestore.jobs.window_changes import can_change_windows, find_target_ver
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.display import Listing
 from featurestore.model.distributions import install_command
-from featurestore.model.job import JobSpec
+from featurestore.model.job import (
+    CatalogWork,
+    GroupWork,
+    JobSpec,
+    MonitorWork,
+    PublishWork,
+    SqlWork,
+    StreamWork,
+    WindowWork,
+)
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs
@@ -54,8 +63,6 @@ from featurestore.storage import files
 from featurestore.storage.grants import acting_job, acting_job_file, authorize, grant
 from featurestore.streams import check_stream_job
 
-# Jobs without code, which need no file.
-_WITHOUT_CODE = ("monitor", "publish", "catalog")
 # Threads that need the same file wait until it is loaded completely. The lock is reentrant, because
 # ``load_registered`` holds it while ``load_module_file`` acquires it.
 _loading = ForkSafeLock()
@@ -117,8 +124,8 @@ def register_job(
             target.
         JobLeased: The windows of the job change, and a process is running it.
     """
-    if spec.stream is not None:
-        check_stream_job(session, spec)
+    if isinstance(spec.work, StreamWork):
+        check_stream_job(session, spec.name, spec.work)
     registration = registration or Registration({spec.name: spec})
     with ExitStack() as stack:
         with session.registry.reading() as connection:
@@ -147,7 +154,7 @@ def register_job(
 
 def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
     """Return the definitions to register; raise an error for jobs that cannot run."""
-    if all(spec.kind != "window" for spec in specs.values()):
+    if not any(isinstance(spec.work, WindowWork) for spec in specs.values()):
         return dict(specs)
     with session.registry.reading() as connection:
         target_names = {job.spec.target for job in jobs.list_all(connection)}
@@ -164,7 +171,7 @@ def check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
     with session.registry.reading() as connection:
         channel_names = [each.name for each in alerts.channels(connection)]
     for spec in specs:
-        unknown = [name for name in spec.alert if name not in channel_names]
+        unknown = [name for name in spec.alerts.channels if name not in channel_names]
         if unknown:
             raise InvalidJob(
                 f"Job {spec.name!r}: unknown alert channels {listing(unknown)}. Available: "
@@ -181,10 +188,10 @@ def check_queries(session: Session, specs: Sequence[JobSpec]) -> None:
     """
     group_specs = RegisteredSpecs(session)
     for spec in specs:
-        if spec.kind != "sql":
+        if not isinstance(spec.work, SqlWork):
             continue
         try:
-            JobQuery(spec, session.engine).check(group_specs)
+            JobQuery(spec.work.code, session.engine).check(spec.work.inputs, group_specs)
         except InvalidSql as error:
             raise InvalidSql(f"Job {spec.name!r}: {error.message}", hint=error.hint) from error
 
@@ -192,8 +199,10 @@ def check_queries(session: Session, specs: Sequence[JobSpec]) -> None:
 def check_expectations(specs: Sequence[JobSpec]) -> None:
     """Raise InvalidExpectation for jobs whose expectations cannot be evaluated."""
     for spec in specs:
+        if not isinstance(spec.work, GroupWork):
+            continue
         try:
-            normalize_expectations(spec.expectations)
+            normalize_expectations(spec.work.options.expectations)
         except InvalidExpectation as error:
             raise InvalidExpectation(
                 f"Job {spec.name!r}: {error.message}", hint=error.hint
@@ -208,7 +217,7 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
         InvalidJob: The definition in the file differs from the registered one.
     """
     file = authorize_job(session, job)
-    if job.spec.kind in _WITHOUT_CODE:
+    if isinstance(job.spec.work, MonitorWork | PublishWork | CatalogWork):  # needs no file
         return JobDefinition(job.spec)
     definition = load_registered(job.spec.name, file)
     # The registered definition contains the primary key of its groups, which the file may omit.
@@ -236,7 +245,7 @@ def load_jobs(
     definitions: dict[str, tuple[JobDefinition, JobFile]] = {}
     for module, file in _iter_modules(module_or_path):
         for definition in jobs_in_module(module):
-            name, action = definition.spec.name, definition.spec.on_failure
+            name, action = definition.spec.name, definition.spec.schedule.on_failure
             if action is not None and action.function is not None:
                 find_function(module, action.function, job=name)
             if name in definitions and definitions[name][0] is not definition:

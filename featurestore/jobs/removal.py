@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from featurestore.errors import FeatureStoreError, JobLeased, JobNotFound, listing
 from featurestore.jobs.shared_targets import release_groups, release_target
 from featurestore.model import display
+from featurestore.model.job import StreamWork
 from featurestore.recovery.liveness import hold_job_lease, is_alive
 from featurestore.registry import jobs, runs
 from featurestore.session import Session
@@ -60,10 +61,13 @@ def remove_job(session: Session, name: str) -> RemovedJob:
         with suppress(FeatureStoreError), session.registry.reading() as connection:
             spec = jobs.get(connection, name).spec
             # The members of a consumer group do not hold the lease of the job.
-            if spec.stream is not None and spec.stream.consumer_group is not None:
+            work = spec.work
+            if isinstance(work, StreamWork) and work.stream.consumer_group is not None:
                 running = runs.runs_of_job(connection, name, state=runs.RUNNING)
                 owners = [run.owner.partition("/")[0] for run in running]
-                owners = [each for each in owners if is_alive(connection, session.location, each)]
+                owners = [
+                    owner for owner in owners if is_alive(connection, session.location, owner)
+                ]
         if owners:
             raise JobLeased(
                 f"Job {name!r} is currently run by {listing(owners)}.",

@@ -32,9 +32,9 @@ from featurestore.featuregroups.table import OpenGroup
 from featurestore.jobs.coverage import COMPUTED, Coverage
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin_inputs
-from featurestore.jobs.schedule import advance_watermark, build_schedule
+from featurestore.jobs.schedule import advance_watermark, check_schedule
 from featurestore.jobs.target import find_target, next_transaction
-from featurestore.model.job import JobSpec
+from featurestore.model.job import GroupWork, JobSpec, StreamWork, TrainingWork, WindowedWork
 from featurestore.model.times import Window
 from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes
@@ -174,29 +174,29 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
 
 def _start_run(run: JobRun, record: Run) -> tuple[JobRun, Run]:
     """Pin the inputs and record the run, even if inputs are missing."""
-    session, spec = run.session, run.spec
+    session, spec, work = run.session, run.spec, run.spec.work
     try:
         inputs = pin_inputs(session, spec)
-        group = find_target(session, spec) if spec.fills_group or spec.stream else None
+        group = find_target(session, work) if isinstance(work, GroupWork) else None
     except FeatureStoreError:
         with session.registry.transaction() as connection:
             runs.begin(connection, record)
         raise
     run_inputs: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
     transaction = None
-    if spec.kind == "training":
+    if isinstance(work, TrainingWork):
         # After a crash, a later version than this one is the output of the run.
-        run_inputs["before"] = latest_dataset_version(session, spec.target)
-    elif spec.fills_group:  # a stream has a transaction for each of its partitions
+        run_inputs["before"] = latest_dataset_version(session, work.target)
+    elif isinstance(work, WindowedWork):  # a stream has a transaction for each of its partitions
         # A later definition may assign the rows on the bounds of windows to other windows.
-        run_inputs["closed"] = spec.closed
-        transaction = next_transaction(group, spec, run.window)
+        run_inputs["closed"] = work.closed
+        transaction = next_transaction(group, spec, work, run.window)
     # The transaction is recorded before any rows are computed, so that a commit can be assigned to
     # its run after a crash.
     record = replace(record, inputs=run_inputs, transaction=transaction)
     with session.registry.transaction() as connection:
         runs.begin(connection, record)
-        if session.recorder is not None and (spec.fills_group or spec.stream):
+        if session.recorder is not None and isinstance(work, GroupWork):
             # Rejected rows and reports contain values before the first commit.
             version = 1 if group is None else group.spec.version
             session.recorder.add_output(connection, Object(GROUP, spec.target, version))
@@ -233,11 +233,13 @@ def _end_run(run: JobRun, record: Run, output: RunOutput) -> Run:
         with run.session.registry.transaction() as connection:
             # The lock prevents that another process takes over the lease before the end of the
             # transaction. The members of a consumer group share a stream job without a lease.
-            if run.spec.stream is None and not _has_lease(connection, run, locked=True):
+            if not isinstance(run.spec.work, StreamWork) and not _has_lease(
+                connection, run, locked=True
+            ):
                 _log.warning("another process has taken over the job, and records this run")
                 return runs.get(connection, record.run_id)
             runs.end(connection, record.run_id, runs.DONE, **figures)
-            if run.spec.stream is None:
+            if not isinstance(run.spec.work, StreamWork):
                 record_computed(connection, run.spec, run.windows, record, output.target_version)
             if output.record is not None:
                 output.record(connection)
@@ -261,7 +263,7 @@ def record_computed(
     target_version: int | None,
 ) -> None:
     """Record windows as computed and advance the watermark to the first gap."""
-    schedule = build_schedule(spec)
+    schedule = check_schedule(spec.schedule)
     runs.record_computed_windows(
         connection,
         spec.name,
@@ -287,7 +289,7 @@ def forget_replaced_windows(
     connection: Connection, spec: JobSpec, windows: Sequence[Window], run: Run
 ) -> None:
     """Delete the windows of earlier definitions whose rows were replaced by the given windows."""
-    name, schedule, start = spec.name, build_schedule(spec), windows[0].start
+    name, schedule, start = spec.name, check_schedule(spec.schedule), windows[0].start
     within = runs.find_windows(
         connection, name, start=start, end=windows[-1].end, excluded_run=run.run_id
     )
@@ -304,11 +306,11 @@ def forget_replaced_windows(
 
 def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
     """Resolve the failure alerts of a job, and report rows that failed lenient validation."""
-    if not spec.alert:
+    if not spec.alerts.channels:
         return
     if not runs.window_states(connection, spec.name, states=[runs.FAILED]):
         incidents.update_incidents(connection, spec, {}, families=[incidents.FAILURE])
-    if spec.fills_group or spec.stream is not None:
+    if isinstance(spec.work, GroupWork):
         present = {}
         failed_rows = artifacts.describe_failed_validations(connection, run_id)
         if failed_rows:
@@ -330,8 +332,8 @@ def _fail_run(run: JobRun, run_id: str, error: Exception) -> Run:
     _log.error("failed: %s", message_of(error), exc_info=None if is_explained else error)
     with session.registry.transaction() as connection:
         recorded = runs.get(connection, run_id)
-        is_over = spec.stream is None and not _has_lease(connection, run, locked=True)
-        if is_over and recorded.state != runs.RUNNING:
+        has_lease = isinstance(spec.work, StreamWork) or _has_lease(connection, run, locked=True)
+        if not has_lease and recorded.state != runs.RUNNING:
             return recorded
         runs.end(
             connection,

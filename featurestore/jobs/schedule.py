@@ -33,7 +33,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from featurestore.errors import InvalidJob, OutOfRange, missing_extra
 from featurestore.model import times
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, Schedule, StreamWork
 from featurestore.model.runtime import iterate_within_limit
 from featurestore.model.times import Window
 
@@ -69,44 +69,28 @@ _NAMED_SCHEDULES = {
 }
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The cron expression, time zone, width, first start and allowed lateness of windows.
-
-    ``start`` is the earliest window start; None disables catchup.
-    """
-
-    cron: str
-    width: timedelta | None = None
-    start: datetime | None = None
-    allowed_lateness: timedelta = timedelta(0)
-    timezone: str = "UTC"
-
-    def __post_init__(self) -> None:
-        try:
-            ZoneInfo(self.timezone)
-        except (ZoneInfoNotFoundError, ValueError) as error:
-            raise InvalidJob(
-                f"timezone={self.timezone!r} is not a time zone.",
-                hint="timezone='Europe/Stockholm'",
-            ) from error
-        if self.width is not None and self.width <= timedelta(0):
-            raise InvalidJob("window= must be longer than zero.")
-        _parse_cron(self.cron)
-
-
-def build_schedule(spec: JobSpec) -> Schedule:
-    """Build the schedule of a job."""
-    return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
-
-
-def is_computable(spec: JobSpec) -> bool:
-    """Return whether a registered job has a valid schedule, or reads a stream without windows.
+def check_schedule(schedule: Schedule) -> Schedule:
+    """Return a schedule if its windows can be computed; raise InvalidJob otherwise.
 
     A registry may contain a schedule of an earlier release or of another store.
     """
     try:
-        return spec.stream is not None or bool(build_schedule(spec))
+        ZoneInfo(schedule.timezone)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise InvalidJob(
+            f"timezone={schedule.timezone!r} is not a time zone.",
+            hint="timezone='Europe/Stockholm'",
+        ) from error
+    if schedule.width is not None and schedule.width <= timedelta(0):
+        raise InvalidJob("window= must be longer than zero.")
+    _parse_cron(schedule.cron)
+    return schedule
+
+
+def is_computable(spec: JobSpec) -> bool:
+    """Return whether a registered job has a valid schedule, or reads a stream without windows."""
+    try:
+        return isinstance(spec.work, StreamWork) or bool(check_schedule(spec.schedule))
     except InvalidJob:
         return False
 

@@ -12,9 +12,9 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from featurestore.alerts.incidents import send_waiting
@@ -28,11 +28,11 @@ from featurestore.errors import (
 from featurestore.jobs import catalog_jobs, publish_jobs
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
 from featurestore.jobs.run import TrainingCall
-from featurestore.jobs.schedule import build_schedule, is_computable, latest_complete_window
+from featurestore.jobs.schedule import check_schedule, is_computable, latest_complete_window
 from featurestore.jobs.stream_jobs import is_due
 from featurestore.jobs.windows import find_all_stale, find_due_windows
 from featurestore.model import times
-from featurestore.model.job import JobSpec
+from featurestore.model.job import CatalogWork, JobSpec, PublishWork, StreamWork
 from featurestore.model.threads import independent_tasks, start_thread
 from featurestore.model.times import Window
 from featurestore.registry import jobs, runs
@@ -119,40 +119,46 @@ class Scheduler:
         """
         with self._session.registry.reading() as connection:
             registered = [job for job in jobs.list_all(connection) if not job.paused]
-        active = {job.spec.name: self._with_inputs(job) for job in registered}
-        specs = [job.spec for job in active.values()]
+        active = {job.spec.name: job for job in registered}
+        upstream = upstream_jobs(
+            {job.spec.name: self._find_inputs(job.spec) for job in registered},
+            # The target of a catalog job is a source, which may have the name of a group.
+            targets={
+                job.spec.name: job.spec.target
+                for job in registered
+                if not isinstance(job.spec.work, CatalogWork)
+            },
+        )
         with independent_tasks(self._options.workers, "job") as pool:
-            for names in dependency_levels(specs):
+            for names in dependency_levels(upstream):
                 if self._watch.stop.is_set():
                     return
                 # list() waits for the entire level, whose targets are inputs of the next level.
-                list(pool.map(lambda name: self._run(active[name], specs), names))
+                list(pool.map(lambda name: self._run(active[name], upstream[name]), names))
 
-    def _with_inputs(self, job: RegisteredJob) -> RegisteredJob:
-        """Return a job with its inputs: the groups that a publish or catalog job reads."""
-        if job.spec.kind == "publish":
-            inputs = publish_jobs.read_groups(self._session, job.spec)
-        elif job.spec.kind == "catalog":
-            inputs = catalog_jobs.read_groups(self._session, job.spec)
-        else:
-            return job
-        return replace(job, spec=replace(job.spec, inputs=inputs))
+    def _find_inputs(self, spec: JobSpec) -> Mapping[str, str]:
+        """Return the inputs of a job, and the groups that a publish or catalog job reads."""
+        if isinstance(spec.work, PublishWork):
+            return publish_jobs.read_groups(self._session, spec.work)
+        if isinstance(spec.work, CatalogWork):
+            return catalog_jobs.read_groups(self._session, spec.work)
+        return spec.inputs
 
-    def _run(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> None:
+    def _run(self, job: RegisteredJob, upstream: Sequence[str]) -> None:
         """Run what is due of one job; errors are logged and do not stop other jobs."""
         name = job.spec.name
         try:
-            if job.spec.stream is not None:
+            if isinstance(job.spec.work, StreamWork):
                 # A stream job has no windows, so the selector is not called.
                 if is_due(self._session, job):
                     self._attempt(name, find_all_stale)
                 return
-            waiting = self._find_open_upstream(job, specs)
+            waiting = self._find_open_upstream(upstream)
             # The due windows are selected again under the lease, because another scheduler may
             # compute them in the meantime.
             if self.due(job, waiting):
                 self._attempt(name, lambda _, current: self.due(current, waiting))
-            if self._options.stale and job.spec.mode != "append":
+            if self._options.stale and not job.spec.appends:
                 self._attempt(name, find_all_stale)
         except JobLeased:
             _log.debug("another process is running job %s", name)
@@ -176,7 +182,8 @@ class Scheduler:
         ``waiting`` contains the due windows of upstream jobs.
         """
         now = times.utc_now()
-        latest = latest_complete_window(build_schedule(job.spec), now)
+        schedule = check_schedule(job.spec.schedule)
+        latest = latest_complete_window(schedule, now)
         if job.paused or latest is None:
             return []
         with self._session.registry.reading() as connection:
@@ -187,21 +194,19 @@ class Scheduler:
             if state is None or is_retry_due(
                 failures=state.tries,
                 failed_at=state.updated,
-                retries=job.spec.retries,
-                complete_at=times.shift_time(latest.end, job.spec.allowed_lateness),
+                retries=schedule.retries,
+                complete_at=times.shift_time(latest.end, schedule.allowed_lateness),
                 now=now,
             ):
                 to_run.append(window)
-            elif job.spec.on_error == "wait":
+            elif schedule.on_error == "wait":
                 break
         return to_run
 
-    def _find_open_upstream(
-        self, job: RegisteredJob, specs: Sequence[JobSpec]
-    ) -> dict[str, list[Window]]:
+    def _find_open_upstream(self, upstream: Sequence[str]) -> dict[str, list[Window]]:
         """Return the windows that upstream jobs have yet to compute, except failed windows."""
         waiting = {}
-        for name in upstream_jobs(job.spec, specs):
+        for name in upstream:
             with self._session.registry.reading() as connection:
                 upstream_job = jobs.get(connection, name)
                 if upstream_job.paused or not is_computable(upstream_job.spec):
@@ -213,41 +218,46 @@ class Scheduler:
         return waiting
 
 
-def dependency_levels(specs: Iterable[JobSpec]) -> list[list[str]]:
+def dependency_levels(upstream: Mapping[str, Collection[str]]) -> list[list[str]]:
     """Return job names in levels: each level reads only targets of earlier levels.
 
     Jobs with circular dependencies are in the last level.
 
-    >>> sql = {"kind": "sql", "schedule": "", "code": ""}
-    >>> a = JobSpec(name="a", target="hours", inputs={"t": "trips"}, **sql)
-    >>> b = JobSpec(name="b", target="days", inputs={"h": "hours"}, **sql)
-    >>> dependency_levels([b, a])
+    Args:
+        upstream: The jobs whose targets a job reads, by its name.
+
+    >>> dependency_levels({"b": ["a"], "a": []})
     [['a'], ['b']]
     """
-    remaining = {spec.name: spec for spec in specs}
-    groups: list[list[str]] = []
+    remaining = dict(upstream)
+    levels: list[list[str]] = []
     while remaining:
         independent = [
-            name for name, spec in remaining.items() if not upstream_jobs(spec, remaining.values())
+            name for name, names in remaining.items() if remaining.keys().isdisjoint(names)
         ]
-        group = sorted(independent or remaining)
-        groups.append(group)
-        for name in group:
+        level = sorted(independent or remaining)
+        levels.append(level)
+        for name in level:
             del remaining[name]
-    return groups
+    return levels
 
 
-def upstream_jobs(spec: JobSpec, candidates: Iterable[JobSpec]) -> list[str]:
-    """Return the names of the jobs whose targets a job reads."""
-    input_names = {reference.partition("@")[0] for reference in spec.inputs.values()}
-    return [
-        candidate.name
-        for candidate in candidates
-        if candidate.name != spec.name
-        # The target of a catalog job is a source, which may have the name of a group.
-        and candidate.kind != "catalog"
-        and candidate.target in input_names
-    ]
+def upstream_jobs(
+    inputs: Mapping[str, Mapping[str, str]], targets: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the names of the jobs whose targets a job reads, by its name.
+
+    Args:
+        inputs: The inputs of each job.
+        targets: The groups that jobs write.
+    """
+    upstream = {}
+    for name, references in inputs.items():
+        groups = {reference.partition("@")[0] for reference in references.values()}
+        upstream[name] = [
+            writer for writer, target in targets.items() if writer != name and target in groups
+        ]
+    return upstream
 
 
 def is_retry_due(

@@ -29,6 +29,7 @@ from featurestore.jobs.windows import (
 )
 from featurestore.model import display
 from featurestore.model.display import Listing
+from featurestore.model.job import MonitorWork, StreamWork
 from featurestore.model.runtime import usable_cores
 from featurestore.model.times import Window
 from featurestore.registry import jobs, reports, runs
@@ -155,13 +156,13 @@ def run_job(
         choose = find_all_stale
     else:
         choose = choose_window
-    stream = get_job(session, name).spec.stream
-    if stream is not None:
+    is_stream = isinstance(get_job(session, name).spec.work, StreamWork)
+    if is_stream:
         _refuse_windows(name, window is not None or stale)
     # Alerts are sent after the lease is released, which slow channels must not extend.
     outcome = run_attempt(session, name, choose, call=call, due=due)
     send_waiting(session)
-    return _raise_failures(session, name, outcome, stream=stream is not None)
+    return _raise_failures(session, name, outcome, stream=is_stream)
 
 
 def _find_all_due(session: Session, job: RegisteredJob) -> list[Window]:
@@ -181,7 +182,7 @@ def backfill_job(
     """Compute the windows of a range and return the runs; see ``FeatureStore.backfill_job``."""
     bounds = parse_window_bounds(start, end)
     range_start, range_end = bounds.start, bounds.end
-    _refuse_windows(name, get_job(session, name).spec.stream is not None)
+    _refuse_windows(name, isinstance(get_job(session, name).spec.work, StreamWork))
     if range_start >= range_end:
         raise InvalidArgument(
             f"start={range_start.isoformat()} is not before end={range_end.isoformat()}."
@@ -218,7 +219,7 @@ class Backfill(Listing[Run]):
 
 def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:
     """Summarize the windows that a monitor evaluated; return "" for other jobs."""
-    if not job_runs or get_job(session, name).spec.kind != "monitor":
+    if not job_runs or not isinstance(get_job(session, name).spec.work, MonitorWork):
         return ""
     with session.registry.reading() as connection:
         states = reports.count_window_states(connection, name, [run.run_id for run in job_runs])

@@ -18,9 +18,15 @@ from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError, InvalidJob, JobWarning
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.writers import GroupWriter, change_writers, writers_of, writes_group
+from featurestore.featuregroups.writers import (
+    GroupWriter,
+    change_writers,
+    select_writers,
+    writers_of,
+)
+from featurestore.jobs.target import ROLES
 from featurestore.model.arguments import warn_caller
-from featurestore.model.job import JobSpec
+from featurestore.model.job import GroupWork, JobSpec, StreamWork, WindowedWork
 from featurestore.registry import featuregroups, jobs
 from featurestore.session import Session
 
@@ -71,41 +77,40 @@ def check_targets(
     """
     registered_jobs = {job.spec.name: job for job in jobs.list_all(connection)}
     former = [each for each, job in registered_jobs.items() if registration.removes(job)]
-    checked_specs = [
-        spec
-        for spec in registration.specs.values()
-        if name in (None, spec.name) and writes_group(spec, spec.target)
-    ]
-    for spec in checked_specs:
-        specs = {
-            each: job.spec for each, job in registered_jobs.items() if each not in former
-        } | dict(registration.specs)
-        group = _find_group(connection, session, spec.target)
+    specs = {
+        job_name: job.spec for job_name, job in registered_jobs.items() if job_name not in former
+    } | dict(registration.specs)
+    for spec in registration.specs.values():
+        work = spec.work
+        if name not in (None, spec.name) or not isinstance(work, GroupWork):
+            continue
+        group = _find_group(connection, session, work.target)
         # The registry has the current definition of a job; the table also names jobs of other
         # registries.
         writers = {} if group is None else writers_of(group)
-        writers = {each: writer for each, writer in writers.items() if each not in registered_jobs}
-        writers |= {
-            each.name: GroupWriter.from_spec(each)
-            for each in specs.values()
-            if writes_group(each, spec.target)
+        writers = {
+            writer_name: writer
+            for writer_name, writer in writers.items()
+            if writer_name not in registered_jobs
         }
+        writers |= select_writers(specs.values(), work.target)
         writers.pop(spec.name, None)
         earlier = registered_jobs.get(spec.name)
-        is_writer = earlier is not None and writes_group(earlier.spec, spec.target)
+        is_writer = earlier is not None and bool(select_writers([earlier.spec], work.target))
         for writer_name, writer in writers.items():
             # Two jobs of an earlier release may be registered. One becomes shared before the other.
-            if not (spec.shared and (writer.shared or is_writer)):
-                refuse_pair(spec, writer_name, writer, warns=warns)
-            if writer_name in specs:
-                check_same_roles(spec, specs[writer_name])
+            if not (work.shared and (writer.shared or is_writer)):
+                refuse_pair(spec.name, work, writer_name, writer, warns=warns)
+            other_work = specs[writer_name].work if writer_name in specs else None
+            if isinstance(other_work, GroupWork):
+                check_same_roles(spec.name, work, writer_name, other_work)
     return former
 
 
-def refuse_pair(spec: JobSpec, name: str, writer: GroupWriter, *, warns: bool) -> None:
+def refuse_pair(job: str, work: GroupWork, name: str, writer: GroupWriter, *, warns: bool) -> None:
     """Refuse a job whose group another job writes; only warn if one job is a stream."""
-    title = f"Job {spec.name!r} and job {name!r} both write feature group {spec.target!r}"
-    if spec.stream is not None or writer.stream:
+    title = f"Job {job!r} and job {name!r} both write feature group {work.target!r}"
+    if isinstance(work, StreamWork) or writer.stream:
         if not warns:
             return
         warn_caller(
@@ -114,12 +119,12 @@ def refuse_pair(spec: JobSpec, name: str, writer: GroupWriter, *, warns: bool) -
             JobWarning,
         )
         return
-    free_name = f"{spec.target}_2" if spec.name == spec.target else spec.name
+    free_name = f"{work.target}_2" if job == work.target else job
     advice, hint = "", f"featuregroup={free_name!r}"
-    if spec.mode != "replace_window":
+    if isinstance(work, WindowedWork) and work.mode != "replace_window":
         hint = "shared=True"
         advice = " If their keys are disjoint, set shared=True in both definitions."
-        if spec.shared:
+        if work.shared:
             advice = f" The definition of {name!r} does not set shared=True."
             hint = f"shared=True in the definition of {name!r}"
     raise InvalidJob(
@@ -129,13 +134,15 @@ def refuse_pair(spec: JobSpec, name: str, writer: GroupWriter, *, warns: bool) -
     )
 
 
-def check_same_roles(spec: JobSpec, second: JobSpec) -> None:
+def check_same_roles(job: str, work: GroupWork, second_job: str, second: GroupWork) -> None:
     """Refuse jobs with different keys or times, which would create a version in turn."""
-    for argument in ("primary_key", "event_time", "created_time", "partition_by"):
-        first_value, second_value = getattr(spec, argument), getattr(second, argument)
-        if spec.shared and second.shared and first_value != second_value:
+    for argument in ROLES:
+        first_value, second_value = (
+            getattr(options, argument) for options in (work.options, second.options)
+        )
+        if work.shared and second.shared and first_value != second_value:
             raise InvalidJob(
-                f"Job {spec.name!r} and job {second.name!r} share feature group {spec.target!r}, "
+                f"Job {job!r} and job {second_job!r} share feature group {work.target!r}, "
                 f"but {argument} is {first_value!r} in one and {second_value!r} in the other.",
                 hint=f"{argument}={second_value!r}",
             )
@@ -143,7 +150,8 @@ def check_same_roles(spec: JobSpec, second: JobSpec) -> None:
 
 def claim_target(session: Session, spec: JobSpec, *, former: Collection[str] = ()) -> None:
     """Record in the table of its target that a job writes it, and remove ``former`` writers."""
-    if not writes_group(spec, spec.target):
+    writers_of_spec = select_writers([spec], spec.target)
+    if not writers_of_spec:
         return
     with session.registry.reading() as connection:
         group = _find_group(connection, session, spec.target)
@@ -153,7 +161,7 @@ def claim_target(session: Session, spec: JobSpec, *, former: Collection[str] = (
             group,
             lambda writers: {
                 **{name: writer for name, writer in writers.items() if name not in former},
-                spec.name: GroupWriter.from_spec(spec),
+                **writers_of_spec,
             },
         )
 
@@ -162,7 +170,7 @@ def release_target(session: Session, spec: JobSpec) -> None:
     """Remove a job from the recorded writers of its target."""
     with session.registry.reading() as connection:
         group = _find_group(connection, session, spec.target)
-    if group is not None and writes_group(spec, spec.target):
+    if group is not None and isinstance(spec.work, GroupWork):
         _remove_writer(session, group, spec.name)
 
 

@@ -22,14 +22,13 @@ from featurestore.arrow.hints import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema
 from featurestore.arrow.untyped import format_dtypes, refuse_untyped
 from featurestore.errors import InvalidJob, did_you_mean, listing
+from featurestore.jobs.definition_checks import check_choices, check_keys_and_times
 from featurestore.jobs.definitions import (
     Columns,
     Duration,
     JobDefinition,
     add_to_module,
     check_channel_names,
-    check_keys_and_times,
-    check_options,
     plain_expectations,
 )
 from featurestore.jobs.publish_jobs import publish_committed, publish_missed
@@ -37,7 +36,9 @@ from featurestore.jobs.run import JobRun, RunOutput, check_lease, run_recorded
 from featurestore.jobs.target import declaration
 from featurestore.model import times
 from featurestore.model.arguments import as_tuple, calling_globals, with_suggestions
-from featurestore.model.job import JobSpec
+from featurestore.model.featuregroup import VALIDATION_POLICIES
+from featurestore.model.group_options import GroupOptions
+from featurestore.model.job import Alerts, JobSpec, Schedule, StreamWork
 from featurestore.model.names import SNAKE_CASE, check_name, check_rename
 from featurestore.model.publication_target import parse_targets
 from featurestore.model.stream import SCHEMA_FORMATS, StreamSpec, check_stream
@@ -164,7 +165,7 @@ def stream_job(
     ...     "clicks", source="events", topic="clicks", primary_key="user", event_time="at",
     ...     schema={"user": "string", "page": "string", "at": "timestamp"}, trigger="10s",
     ... )
-    >>> (clicks.spec.kind, clicks.spec.stream.columns.names)
+    >>> (clicks.spec.kind, clicks.spec.work.stream.columns.names)
     ('stream', ['user', 'page', 'at'])
     """
     columns, message_schema = _value_columns(name, schema, format)
@@ -190,33 +191,35 @@ def stream_job(
         renames=renames,
     )
     check_stream(stream)
-    spec = JobSpec(
-        name=check_name(name, noun="job"),
-        kind="stream",
+    work = StreamWork(
         target=check_name(featuregroup or name, noun="feature group"),
-        schedule=f"every {format_duration(stream.trigger)}",
-        inputs={},
-        code="",
-        mode=stream.mode,  # type: ignore[arg-type]
-        validation=validation,
-        primary_key=as_tuple(primary_key),
-        event_time=event_time,
-        created_time=created_time,
-        partition_by=as_tuple(partition_by),
-        ttl=parse_ttl(ttl),
-        expectations=plain_expectations(expectations),
-        statistics=statistics,
-        description=description,
-        tags=dict(tags or {}),
-        retries=retries,
-        alert=check_channel_names(alert),
+        options=GroupOptions(
+            primary_key=as_tuple(primary_key),
+            event_time=event_time,
+            created_time=created_time,
+            partition_by=as_tuple(partition_by),
+            ttl=parse_ttl(ttl),
+            expectations=plain_expectations(expectations),
+            validation=validation,
+            statistics=statistics,
+            compact="auto",
+            description=description,
+            tags=dict(tags or {}),
+            job=name,
+        ),
+        shared=shared,
         stream=stream,
         publishes=parse_targets(publish),
-        shared=shared,
     )
-    check_options(spec)
-    check_keys_and_times(spec)
-    _check_columns(spec)
+    spec = JobSpec(
+        name=check_name(name, noun="job"),
+        schedule=Schedule(f"every {format_duration(stream.trigger)}", retries=retries),
+        alerts=Alerts(check_channel_names(alert)),
+        work=work,
+    )
+    check_choices(name, {"validation": (validation, VALIDATION_POLICIES)})
+    check_keys_and_times(name, work, mode=stream.mode)
+    _check_columns(name, work)
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
@@ -318,40 +321,39 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
     return schema, None
 
 
-def _check_columns(spec: JobSpec) -> None:
+def _check_columns(job: str, work: StreamWork) -> None:
     """Raise an error for keys and times that are not columns, or have an invalid type."""
-    assert spec.stream is not None
-    columns = spec.stream.columns
+    columns, options = work.stream.columns, work.options
     check_feature_names(columns.names)
-    roles = {"event_time": (spec.event_time,), "created_time": (spec.created_time,)}
-    columns_by_argument = {
-        **roles,
-        "primary_key": spec.primary_key,
-        "partition_by": spec.partition_by,
+    roles = {"event_time": options.event_time, "created_time": options.created_time}
+    names_by_argument = {
+        **{argument: (name,) for argument, name in roles.items() if name is not None},
+        "primary_key": options.primary_key,
+        "partition_by": options.partition_by,
     }
-    for argument, names in columns_by_argument.items():
-        for column in names:
-            if column is not None and column not in columns.names:
+    for argument, names in names_by_argument.items():
+        for name in names:
+            if name not in columns.names:
                 raise InvalidJob(
-                    f"Job {spec.name!r}: unknown column {column!r} in {argument}. Available: "
+                    f"Job {job!r}: unknown column {name!r} in {argument}. Available: "
                     f"{listing(columns.names)}.",
-                    hint=did_you_mean(column, columns.names, write=f"{argument}={{!r}}"),
+                    hint=did_you_mean(name, columns.names, write=f"{argument}={{!r}}"),
                 )
-    for argument, (column,) in roles.items():
-        if column is None:
+    for argument, time in roles.items():
+        if time is None:
             continue
-        kind = columns.field(column).type
-        if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        dtype = columns.field(time).type
+        if not (pa.types.is_timestamp(dtype) or pa.types.is_date(dtype)):
             raise InvalidJob(
-                f"Job {spec.name!r}: {argument} {column!r} has type {kind}, which is not a time.",
-                hint=f'"{column}": "timestamp", or fields={{"{column}": "timestamp"}}',
+                f"Job {job!r}: {argument} {time!r} has type {dtype}, which is not a time.",
+                hint=f'"{time}": "timestamp", or fields={{"{time}": "timestamp"}}',
             )
 
 
 def is_due(session: Session, job: RegisteredJob) -> bool:
     """Return whether the trigger interval of a stream job has elapsed since its last run."""
-    stream = job.spec.stream
-    if stream is None or job.paused:
+    work = job.spec.work
+    if not isinstance(work, StreamWork) or job.paused:
         return False
     now = times.utc_now()
     with session.registry.reading() as connection:
@@ -363,7 +365,7 @@ def is_due(session: Session, job: RegisteredJob) -> bool:
     if status is None or status.polled is None:
         return True
     # Runs that read nothing are not recorded, so the interval is measured from the last poll.
-    return times.has_passed(status.polled, stream.trigger, now=now)
+    return times.has_passed(status.polled, work.stream.trigger, now=now)
 
 
 def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
@@ -371,42 +373,41 @@ def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
     with session.registry.reading() as connection:
         failures = runs.count_consecutive_failures(connection, job.spec.name)
     # A stream never stops: after the early retries, it is retried every hour.
-    if failures > job.spec.retries:
+    if failures > job.spec.schedule.retries:
         return timedelta(hours=1)
     return timedelta(seconds=30) * 2 ** (failures - 1)
 
 
-def run_stream(run: JobRun, *, stop: threading.Event) -> Run:
+def run_stream(run: JobRun, work: StreamWork, *, stop: threading.Event) -> Run:
     """Write the new records of the topic into the group; the caller holds any required lease."""
-    return run_recorded(run, partial(_consume, stop))
+    return run_recorded(run, partial(_consume, work, stop))
 
 
-def current_window(job: RegisteredJob) -> Window:
+def current_window(work: StreamWork) -> Window:
     """Return the window that labels a stream run: the trigger interval up to now."""
-    assert job.spec.stream is not None
     now = times.utc_now()
-    return Window(times.shift_time(now, -job.spec.stream.trigger), now)
+    return Window(times.shift_time(now, -work.stream.trigger), now)
 
 
-def _consume(stop: threading.Event, run: JobRun) -> RunOutput:
+def _consume(work: StreamWork, stop: threading.Event, run: JobRun) -> RunOutput:
     """Read the topic up to now, and return the output of the run."""
-    assert run.spec.stream is not None
     check = partial(check_lease, run)
     # Members of a consumer group run without a lease: the table rejects commits of the same
     # records. Only a new definition of the job must end their runs.
-    if run.spec.stream.consumer_group is not None:
+    if work.stream.consumer_group is not None:
         check = partial(_check_registered, run)
     progress = consume(
         run.session,
-        run.spec,
-        StreamTarget(run.group, declaration(run.spec)),
+        run.spec.name,
+        work,
+        StreamTarget(run.group, declaration(work)),
         run_id=run.run_id,
         check=check,
-        after_commit=partial(publish_committed, run),
+        after_commit=partial(publish_committed, run, work),
         stop=stop,
     )
     if not progress.batches:
-        publish_missed(run)
+        publish_missed(run, work)
     _log.info(
         "%d rows and %d bad records in %d micro-batches, %.1f s",
         progress.rows,

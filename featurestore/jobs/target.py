@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,16 +14,20 @@ from featurestore.arrow.untyped import format_schema, format_sql_casts, refuse_u
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import FeatureStoreError
+from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.table import OpenGroup, open_stored
-from featurestore.jobs.schedule import Schedule
+from featurestore.jobs.schedule import check_schedule
 from featurestore.model.group_options import GroupOptions
-from featurestore.model.job import JobSpec
+from featurestore.model.job import GroupWork, JobSpec, Schedule, SqlWork, StreamWork, WindowedWork
 from featurestore.model.times import Window, duration_from_json, duration_to_json
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.streams.opening import describe_column_changes
+
+# The options that differ only between versions of a group.
+ROLES = ("primary_key", "event_time", "created_time", "partition_by")
 
 
 @dataclass(frozen=True)
@@ -36,51 +40,31 @@ class JobCommit:
     commit: LogCommit
 
 
-def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
+def find_target(session: Session, work: GroupWork) -> OpenGroup | None:
     """Return the target group of a job; None if the job must create the group or a new version.
 
     A new version is needed if keys, times or partitions (for a stream also the columns) differ from
     the job definition.
     """
     with session.registry.reading() as connection:
-        if featuregroups.find(connection, spec.target) is None:
+        if featuregroups.find(connection, work.target) is None:
             return None
-    group = open_stored(session, spec.target, to="write rows of a job")
-    current = (
-        group.spec.primary_key,
-        group.spec.event_time,
-        group.spec.created_time,
-        group.spec.partition_by,
-    )
-    declared = (spec.primary_key, spec.event_time, spec.created_time, spec.partition_by)
+    group = open_stored(session, work.target, to="write rows of a job")
     # Other columns need no new version, because runs add new columns to the group.
-    if current != declared:
+    if any(getattr(group.spec, name) != getattr(work.options, name) for name in ROLES):
         return None
-    if spec.stream is not None and describe_column_changes(spec.stream, group.spec):
+    if isinstance(work, StreamWork) and describe_column_changes(work.stream, group.spec):
         return None
     return group
 
 
-def declaration(spec: JobSpec) -> GroupOptions:
+def declaration(work: GroupWork) -> GroupOptions:
     """Return the options of a job's target group."""
-    return GroupOptions(
-        primary_key=spec.primary_key,
-        event_time=spec.event_time,
-        created_time=spec.created_time,
-        partition_by=spec.partition_by,
-        ttl=spec.ttl,
-        expectations=spec.expectations,
-        validation=spec.validation,
-        statistics=spec.statistics,
-        compact=spec.compact,
-        description=spec.description,
-        tags=dict(spec.tags),
-        job=spec.name,
-    )
+    return replace(work.options, expectations=normalize_expectations(work.options.expectations))
 
 
 def drop_null_columns(
-    session: Session, spec: JobSpec, rows: Relation, stored_names: Sequence[str]
+    session: Session, work: GroupWork, rows: Relation, stored_names: Sequence[str]
 ) -> Relation:
     """Drop new columns that contain only nulls, because later windows may have typed values.
 
@@ -90,8 +74,8 @@ def drop_null_columns(
     Raises:
         UnsupportedType: An untyped column has values, or is required by a role or an expectation.
     """
-    needed = {*spec.primary_key, *spec.partition_by, spec.event_time, spec.created_time}
-    for expectation in spec.expectations:
+    needed = {*work.options.primary_key, *work.options.partition_by, *work.options.times}
+    for expectation in work.options.expectations:
         needed.update(map(str, expectation.get("kwargs", {}).values()))
     columns = {
         field.name: field.name
@@ -100,18 +84,20 @@ def drop_null_columns(
     }
 
     def hint(untyped: pa.Schema) -> str:
-        if spec.kind == "sql":
+        if isinstance(work, SqlWork):
             return f"cast them in the job's query: {format_sql_casts(untyped)}"
         return f"return pa.Table.from_pylist(rows, {format_schema(rows.schema)})"
 
     new = pa.schema([rows.schema.field(name) for name in columns if name not in stored_names])
-    refuse_untyped(new, subject=f"Job {spec.name!r}", hint=hint)
+    refuse_untyped(new, subject=f"Job {work.options.job!r}", hint=hint)
     if len(columns) == len(rows.schema.names):
         return rows
     return session.engine.select(rows, columns)
 
 
-def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:
+def next_transaction(
+    group: OpenGroup | None, spec: JobSpec, work: WindowedWork, window: Window
+) -> tuple[str, int]:
     """Return the application id of a chunk, and its next transaction number.
 
     The transaction of an appended window that the table contains is its last one, so that the
@@ -123,27 +109,32 @@ def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> 
     last = None if group is None else transaction_version(group.path, app)
     if group is None or last is None:
         return app, 0
-    if spec.mode == "append":
-        return app, last + (not contains_windows(group, spec, window))
+    if work.mode == "append":
+        return app, last + (not contains_windows(group, spec.name, work, window))
     return app, last + 1
 
 
-def contains_windows(group: OpenGroup, spec: JobSpec, window: Window) -> bool:
+def contains_windows(group: OpenGroup, job: str, work: WindowedWork, window: Window) -> bool:
     """Return whether a commit of the job computed exactly these windows.
 
     A run that recomputes windows needs a commit that is newer than ``group``, its target when it
     started; an appended window needs any. A transaction that was revoked from a dead run has a
     commit without windows.
     """
-    first_version = 0 if spec.mode == "append" else group.delta_version + 1
+    first_version = 0 if work.mode == "append" else group.delta_version + 1
     return any(
         job_commit.window == window and job_commit.commit.version >= first_version
-        for job_commit in job_commits(group.path, spec.name)
+        for job_commit in job_commits(group.path, job)
     )
 
 
 def build_windows_metadata(
-    spec: JobSpec, window: Window, count: int, *, first_changed: datetime | None = None
+    spec: JobSpec,
+    work: WindowedWork,
+    window: Window,
+    count: int,
+    *,
+    first_changed: datetime | None = None,
 ) -> dict[str, Any]:
     """Build the commit metadata for windows; see ``parse_windows``.
 
@@ -155,13 +146,13 @@ def build_windows_metadata(
         "end": window.end.isoformat(),
         "count": count,
         "grid": {
-            "schedule": spec.schedule,
-            "window": duration_to_json(spec.window),
-            "timezone": spec.timezone,
-            "closed": spec.closed,
+            "schedule": spec.schedule.cron,
+            "window": duration_to_json(spec.schedule.width),
+            "timezone": spec.schedule.timezone,
+            "closed": work.closed,
         },
     }
-    first = window.start - spec.row_lookback
+    first = window.start - work.row_lookback
     if first_changed is not None:
         first = min(first, first_changed)
     if first < window.start:
@@ -225,7 +216,7 @@ def parse_grid(metadata: Mapping[str, Any]) -> Grid | None:
     try:
         grid = metadata["window"]["grid"]
         width = duration_from_json(grid["window"])
-        schedule = Schedule(grid["schedule"], width, timezone=grid["timezone"])
+        schedule = check_schedule(Schedule(grid["schedule"], width, timezone=grid["timezone"]))
     except (FeatureStoreError, KeyError, TypeError, ValueError, AttributeError):
         return None
     return Grid(schedule, "left" if grid.get("closed") == "left" else "right")

@@ -6,29 +6,28 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from featurestore.errors import InvalidJob, listing
+from featurestore.jobs.definition_checks import check_arguments
 from featurestore.jobs.definitions import (
     Columns,
     Duration,
     JobDefinition,
     add_to_module,
-    check_arguments,
     check_channel_names,
-    parse_start,
+    define_schedule,
     read_source_code,
 )
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
-from featurestore.jobs.schedule import build_schedule
 from featurestore.jobs.windows import find_changes
 from featurestore.model.arguments import with_suggestions
-from featurestore.model.failure_action import OnFailure, parse_on_failure
-from featurestore.model.job import JobSpec
+from featurestore.model.failure_action import OnFailure
+from featurestore.model.job import Alerts, JobSpec, TrainingWork
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
-from featurestore.model.requests import TrainingJobRequest, TrainingRequest
-from featurestore.model.times import parse_duration
+from featurestore.model.requests import TrainingRequest
 from featurestore.registry import runs, training_datasets
 from featurestore.registry.runs import Run
 from featurestore.session import Session
@@ -85,95 +84,87 @@ def training_job(
     >>> late_flights.spec.kind
     'training'
     """
-    # This must be the first statement: any local variable before it would become an argument.
-    arguments = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
-        request = TrainingJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = _training_spec(request, code=read_source_code(function))
-        check_arguments(function, ("store", "window"), spec)
+        job_name = name or function.__name__
+        if keep is not None and keep < 1:
+            raise InvalidJob(f"keep= must be at least 1, not {keep!r}.", hint="keep=3")
+        spec = JobSpec(
+            name=check_name(job_name, noun="job"),
+            schedule=define_schedule(
+                schedule,
+                job=job_name,
+                start=start,
+                allowed_lateness=allowed_lateness,
+                timezone=timezone,
+                retries=retries,
+                on_failure=on_failure,
+            ),
+            alerts=Alerts(check_channel_names(alert)),
+            work=TrainingWork(
+                target=check_name(training_dataset, noun="training dataset"),
+                inputs=inputs or {},
+                code=read_source_code(function),
+                keep=keep,
+                description=description,
+                tags=dict(tags or {}),
+            ),
+        )
+        check_arguments(function, ("store", "window"), job=job_name)
         return add_to_module(JobDefinition(spec, function), function.__globals__)
 
     return decorate
 
 
-def _training_spec(request: TrainingJobRequest, *, code: str) -> JobSpec:
-    """Build the specification of a job that writes versions of a training dataset.
-
-    ``code`` is the source code of its function.
-    """
-    if request.keep is not None and request.keep < 1:
-        raise InvalidJob(f"keep= must be at least 1, not {request.keep!r}.", hint="keep=3")
-    spec = JobSpec(
-        name=check_name(request.name, noun="job"),
-        kind="training",
-        target=check_name(request.training_dataset, noun="training dataset"),
-        schedule=request.schedule,
-        inputs=request.inputs or {},
-        code=code,
-        start=parse_start(request.start),
-        allowed_lateness=parse_duration(request.allowed_lateness, argument="allowed_lateness"),
-        timezone=request.timezone,
-        description=request.description,
-        tags=dict(request.tags or {}),
-        retries=request.retries,
-        on_failure=parse_on_failure(request.on_failure, job=request.name),
-        keep=request.keep,
-        alert=check_channel_names(request.alert),
-    )
-    build_schedule(spec)  # the constructor of a schedule validates it
-    return spec
-
-
-def run_training(run: JobRun) -> Run:
+def run_training(run: JobRun, work: TrainingWork) -> Run:
     """Write one version for the last window, unless the inputs are those of the latest version."""
-    return run_recorded(run, _write_and_retire)
+    return run_recorded(run, partial(_write_and_retire, work))
 
 
-def _write_and_retire(run: JobRun) -> RunOutput:
-    output = _write_dataset(run)
+def _write_and_retire(work: TrainingWork, run: JobRun) -> RunOutput:
+    output = _write_dataset(work, run)
     # Delete old versions even if nothing was written: a killed run may have left one too many.
-    if run.spec.keep is not None:
-        _delete_old_versions(run.session, run.spec.target, run.spec.keep)
+    if work.keep is not None:
+        _delete_old_versions(run.session, work.target, work.keep)
     return output
 
 
-def _write_dataset(run: JobRun) -> RunOutput:
+def _write_dataset(work: TrainingWork, run: JobRun) -> RunOutput:
     """Write the next version from the return value of the job function, if inputs changed."""
-    session, spec = run.session, run.spec
-    latest = catalog.last_version(session, spec.target)
+    session, name = run.session, run.spec.name
+    latest = catalog.last_version(session, work.target)
     # The declared inputs are compared before the function is called, which may be expensive.
-    if latest and spec.inputs and not _inputs_changed(run):
+    if latest and work.inputs and not _inputs_changed(run):
         return _unchanged_version(latest)
     returned = run.call(run.definition, run.windows[-1])
     arguments = dict(returned) if isinstance(returned, Mapping) else {"data": returned}
     if "data" not in arguments:
         raise InvalidJob(
-            f"Job {spec.name!r} returned the arguments {sorted(arguments)} without 'data'.",
+            f"Job {name!r} returned the arguments {sorted(arguments)} without 'data'.",
             hint="return {'data': frame, 'label': ...}, or the frame alone",
         )
     data = arguments.pop("data")
-    request = _build_request(spec, arguments)
+    request = _build_request(name, work, arguments)
     # Without declared inputs, only the returned frame shows what the version would be created from.
-    if latest and not spec.inputs and _has_same_sources(session, spec.target, data):
+    if latest and not work.inputs and _has_same_sources(session, work.target, data):
         return _unchanged_version(latest)
     dataset = create(session, data, request, progress=False)
     rows = sum(dataset.num_rows(split) for split in dataset.splits)
     return RunOutput(rows, dataset.version, dataset.version)
 
 
-def _build_request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingRequest:
+def _build_request(job: str, work: TrainingWork, arguments: Mapping[str, Any]) -> TrainingRequest:
     """Build the request for the next version from the return value of the job function."""
     argument_names = {each.name for each in fields(TrainingRequest)} - {"name"}
     unknown = [key for key in arguments if key not in argument_names]
     if unknown:
         raise InvalidJob(
-            f"Job {spec.name!r} returned unknown arguments {listing(unknown)} of "
+            f"Job {job!r} returned unknown arguments {listing(unknown)} of "
             "create_training_dataset.",
             hint=f"available: {listing(sorted(argument_names))}",
         )
-    defaults = {"description": spec.description, "tags": dict(spec.tags)}
-    return TrainingRequest(name=spec.target, **{**defaults, **arguments})
+    defaults = {"description": work.description, "tags": dict(work.tags)}
+    return TrainingRequest(name=work.target, **{**defaults, **arguments})
 
 
 def _unchanged_version(latest: int) -> RunOutput:

@@ -37,6 +37,7 @@ from featurestore.jobs.key_versions import (
     RecordedVersions,
 )
 from featurestore.jobs.run import JobRun
+from featurestore.model.job import TransformWork, WindowedWork
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
@@ -83,19 +84,22 @@ class Upsert:
     versions: Relation | None = None
 
 
-def may_remove_rows(run: JobRun, source_keys: Relation | None) -> bool:
+def may_remove_rows(run: JobRun, work: WindowedWork, source_keys: Relation | None) -> bool:
     """Return whether a run without rows may remove stored rows, or versions of deleted keys."""
-    if run.group is None or run.spec.mode == "append":
+    if run.group is None or work.mode == "append":
         return False
-    is_replaced = run.spec.mode == "replace_window"
+    is_replaced = work.mode == "replace_window"
     return is_replaced or source_keys is not None or key_versions.has_versions(run.group.path)
 
 
-def plan_upsert(run: JobRun, rows: Relation, source_keys: Relation | None) -> Upsert:
+def plan_upsert(
+    run: JobRun, work: TransformWork, rows: Relation, source_keys: Relation | None
+) -> Upsert:
     """Return the rows to write and the keys to delete.
 
     Args:
         run: The run.
+        work: The work of the job.
         rows: The computed rows with the tombstone column, staged.
         source_keys: All keys of the source, if missing keys are deleted.
 
@@ -103,20 +107,19 @@ def plan_upsert(run: JobRun, rows: Relation, source_keys: Relation | None) -> Up
         InvalidJob: The rows lack the tombstone column, or tombstones have no key.
         SourceChanged: The source has no keys at all, which is more likely a fault than intended.
     """
-    spec = run.spec
     recorded = key_versions.read_versions(run)
-    has_deletes = spec.tombstone is not None or source_keys is not None
-    has_late_rows = key_versions.accepts_late_rows(spec)
+    has_deletes = work.tombstone is not None or source_keys is not None
+    has_late_rows = key_versions.accepts_late_rows(run.spec.schedule, work)
     if not (has_deletes or has_late_rows) and recorded == RecordedVersions():
         return Upsert(rows)
     # An empty source is more likely a failed load than the deletion of all keys.
     if source_keys is not None and run.session.engine.count(source_keys) == 0:
         raise SourceChanged(
-            f"Job {spec.name!r}: the source has no rows, so nothing was deleted.",
+            f"Job {run.spec.name!r}: the source has no rows, so nothing was deleted.",
             hint="if this is correct: "
-            f"store.delete_from_featuregroup({spec.target!r}, where='true')",
+            f"store.delete_from_featuregroup({work.target!r}, where='true')",
         )
-    queries = _UpsertQueries(run, rows, recorded, source_keys)
+    queries = _UpsertQueries(run, work, rows, recorded, source_keys)
     upsert = Upsert(queries.select_rows(rows.schema), versions=queries.stage_versions(recorded))
     if run.group is None or not has_deletes:
         return upsert
@@ -127,24 +130,24 @@ def plan_upsert(run: JobRun, rows: Relation, source_keys: Relation | None) -> Up
     return replace(upsert, deletes=deletes, first_deleted=first_deleted)
 
 
-def record_versions(run: JobRun, upsert: Upsert) -> JobRun:
+def record_versions(run: JobRun, work: WindowedWork, upsert: Upsert) -> JobRun:
     """Append the key versions of a write before its commit, and return the run with its group."""
-    session, spec, group = run.session, run.spec, run.group
+    session, group = run.session, run.group
     if upsert.versions is None:
         return run
     if group is None:
         # The versions need the folder of a group. The rows are the second commit, which makes the
         # versions valid.
-        schema = target.drop_null_columns(session, spec, upsert.rows, ()).schema
+        schema = target.drop_null_columns(session, work, upsert.rows, ()).schema
         no_rows = session.engine.from_arrow(schema.empty_table().to_reader())
         request = WriteRequest(
-            spec.target,
-            options=target.declaration(spec),
+            work.target,
+            options=target.declaration(work),
             validation="off",
             run_id=f"{run.run_id}-define",
         )
         create(session, FeatureFrame(session, no_rows), request)
-        group = target.find_target(session, spec)
+        group = target.find_target(session, work)
         assert group is not None
     key_versions.append_versions(run, group.path, upsert.versions)
     return replace(run, group=group)
@@ -156,12 +159,13 @@ class _UpsertQueries:
     def __init__(
         self,
         run: JobRun,
+        work: TransformWork,
         rows: Relation,
         recorded: RecordedVersions,
         source_keys: Relation | None,
     ) -> None:
-        self._run, self._engine, self._spec = run, run.session.engine, run.spec
-        self._add_versions = AddVersions.for_run(run)
+        self._run, self._engine, self._work = run, run.session.engine, work
+        self._add_versions = AddVersions.for_run(run, work)
         self._tables = {"computed": self._stage(self._with_versions(rows), "computed")}
         if recorded.later is not None:
             self._tables["later"] = recorded.later
@@ -182,7 +186,7 @@ class _UpsertQueries:
 
     def select_rows(self, schema: pa.Schema) -> Relation:
         """Return the rows to write; ``schema`` has the types of the computed rows."""
-        fields = [field for field in schema if field.name != self._spec.tombstone]
+        fields = [field for field in schema if field.name != self._work.tombstone]
         names = ", ".join(quoted(field.name) for field in fields)
         rows = self._query(f"{self._with}SELECT {names} FROM live WHERE {self._is_written}")
         # A query may lose types that the engine does not have.
@@ -191,9 +195,9 @@ class _UpsertQueries:
     def stage_versions(self, recorded: RecordedVersions) -> Relation | None:
         """Stage the key versions: tombstones, late rows, and markers of earlier versions."""
         selects = []
-        if self._spec.tombstone is not None:
+        if self._work.tombstone is not None:
             selects.append(_TOMBSTONE_VERSIONS)
-        if key_versions.accepts_late_rows(self._spec):
+        if key_versions.accepts_late_rows(self._run.spec.schedule, self._work):
             selects.append(f"{_LATE_VERSIONS}{self._is_written}")
         if recorded.replaced:
             selects.append("SELECT * FROM markers")
@@ -207,16 +211,16 @@ class _UpsertQueries:
 
     def stage_deletes(self, group_version: int) -> Relation:
         """Stage the keys of stored rows that tombstones or missing keys delete."""
-        group = open_group(self._run.session, self._spec.target, group_version)
-        key, time = group.spec.upsert_key, quoted(str(self._spec.event_time))
+        group = open_group(self._run.session, self._work.target, group_version)
+        key, time = group.spec.upsert_key, quoted(str(self._work.options.event_time))
         self._tables["stored"] = self._engine.read_table(
             group.path, version=group.delta_version, schema=group.spec.schema, columns=key
         )
         names = ", ".join(f"stored.{quoted(name)}" for name in key)
         selects = []
-        if self._spec.tombstone is not None:
+        if self._work.tombstone is not None:
             # Rows after the tombstone belong to a key that was created again.
-            same = equality_condition("stored", "marked", self._spec.primary_key)
+            same = equality_condition("stored", "marked", self._work.options.primary_key)
             selects.append(
                 f"SELECT {names}, max(marked.{WINDOW_END}) AS {_UNTIL} FROM stored JOIN marked "
                 f"ON {same} AND stored.{time} <= marked.{time} GROUP BY {names}"
@@ -241,7 +245,7 @@ class _UpsertQueries:
 
     def find_first_time(self, deletes: Relation) -> datetime | None:
         """Return the earliest event time of staged keys, or None without keys."""
-        column = str(self._spec.event_time)
+        column = str(self._work.options.event_time)
         paths = parquet_files(os.path.join(self._run.staging, "deletes"))
         bounds = [read_time_bounds(path, column) for path in paths]
         lows = [each.low for each in bounds if each is not None and each.times is not None]
@@ -265,12 +269,12 @@ class _UpsertQueries:
 
     def _tombstone_condition(self, schema: pa.Schema) -> str:
         """Return the condition that a computed row deletes its key."""
-        name = self._spec.tombstone
+        name = self._work.tombstone
         if name is None:
             return "false"
         if name not in schema.names:
             raise InvalidJob(
-                f"Job {self._spec.name!r}: unknown column {name!r} in tombstone=. Available: "
+                f"Job {self._run.spec.name!r}: unknown column {name!r} in tombstone=. Available: "
                 f"{listing(schema.names)}."
             )
         # A boolean column marks deleted keys by true; null and false both mean that the key exists.
@@ -280,7 +284,7 @@ class _UpsertQueries:
 
     def _missing_condition(self, table: str) -> str:
         """Return the condition that the key of a row is not in the source."""
-        key = self._spec.primary_key
+        key = self._work.options.primary_key
         # A null key equals no key of the source, so without this condition its rows would be
         # deleted.
         present = [f"{table}.{quoted(name)} IS NOT NULL" for name in key]

@@ -31,7 +31,7 @@ from featurestore.jobs.coverage import (
 )
 from featurestore.jobs.recovery import restore
 from featurestore.jobs.schedule import (
-    build_schedule,
+    check_schedule,
     due_windows,
     is_computable,
     last_schedule_time,
@@ -39,7 +39,14 @@ from featurestore.jobs.schedule import (
 )
 from featurestore.jobs.target import find_target
 from featurestore.model import times
-from featurestore.model.job import RUN_ONCE, JobSpec
+from featurestore.model.job import (
+    GroupWork,
+    JobSpec,
+    MonitorWork,
+    RunOnceWork,
+    StreamWork,
+    WindowedWork,
+)
 from featurestore.model.runtime import iterate_within_limit
 from featurestore.model.times import Window
 from featurestore.registry import jobs, runs
@@ -47,16 +54,14 @@ from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
 
 _MICROSECOND = timedelta(microseconds=1)
-# The fields of a definition that decide which windows exist, and which rows are in them.
-_GRID_FIELDS = ("schedule", "window", "timezone", "closed")
 
 
 def find_target_version(session: Session, spec: JobSpec) -> int | None:
     """Return the version of the group that the next run of a job writes; None if it creates one."""
-    if spec.fills_group:
+    if isinstance(spec.work, WindowedWork):
         # A group that cannot be read or is external fails the run, which reports the cause.
         with suppress(FeatureStoreError, OSError):
-            group = find_target(session, spec)
+            group = find_target(session, spec.work)
             return None if group is None else group.spec.version
     return None
 
@@ -83,10 +88,11 @@ def put_job(
     earlier_job = jobs.find(connection, spec.name)
     earlier = None if earlier_job is None else earlier_job.spec
     watermark = None
-    if spec.stream is None and spec.start is None:
+    is_stream = isinstance(spec.work, StreamWork)
+    if not is_stream and spec.schedule.start is None:
         # No catchup: the job begins with the window that is open now.
-        now = times.shift_time(times.utc_now(), -spec.allowed_lateness)
-        watermark = last_schedule_time(build_schedule(spec), now)
+        now = times.shift_time(times.utc_now(), -spec.schedule.allowed_lateness)
+        watermark = last_schedule_time(check_schedule(spec.schedule), now)
     jobs.register(connection, spec, origin=origin, watermark=watermark)
     if earlier is not None and not (is_computable(earlier) and has_same_target(spec, earlier)):
         runs.forget_windows(connection, spec.name)
@@ -101,7 +107,7 @@ def put_job(
         version,
     )
     is_new = earlier is None and not progress.states
-    if is_new or spec.stream is not None:
+    if is_new or is_stream:
         return jobs.get(connection, spec.name)
     if earlier is not None and not can_change_windows(spec, earlier):
         return jobs.get(connection, spec.name)
@@ -135,15 +141,34 @@ class WindowChange:
 
 def has_same_target(spec: JobSpec, earlier: JobSpec) -> bool:
     """Return whether the recorded windows of an earlier definition are those of its successor."""
-    targets = [(each.target, each.fills_group, each.stream is None) for each in (spec, earlier)]
-    return targets[0] == targets[1]
+    stages = [
+        (each.target, isinstance(each.work, GroupWork), isinstance(each.work, StreamWork))
+        for each in (spec, earlier)
+    ]
+    return stages[0] == stages[1]
+
+
+def _grid(spec: JobSpec) -> tuple[object, ...]:
+    """Return the fields that decide which windows exist, and which rows are in them."""
+    schedule = spec.schedule
+    return schedule.cron, schedule.width, schedule.timezone, _closed(spec)
+
+
+def _closed(spec: JobSpec) -> str:
+    return spec.work.closed if isinstance(spec.work, WindowedWork | MonitorWork) else "right"
 
 
 def can_change_windows(spec: JobSpec, earlier: JobSpec) -> bool:
     """Return whether a new definition may change which windows of a job are due."""
-    names = [*_GRID_FIELDS, "start", "mode"]
-    return not has_same_target(spec, earlier) or (
-        spec.stream is None and any(getattr(spec, name) != getattr(earlier, name) for name in names)
+    if not has_same_target(spec, earlier):
+        return True
+    modes = [
+        each.work.mode if isinstance(each.work, WindowedWork) else "" for each in (spec, earlier)
+    ]
+    return not isinstance(spec.work, StreamWork) and (
+        _grid(spec) != _grid(earlier)
+        or spec.schedule.start != earlier.schedule.start
+        or modes[0] != modes[1]
     )
 
 
@@ -161,8 +186,8 @@ def compare_windows(
     Raises:
         InvalidJob: The new windows would count rows twice; the hint has the line that avoids it.
     """
-    if spec.kind in RUN_ONCE:  # one run is enough for all windows
-        schedule = build_schedule(spec)
+    if isinstance(spec.work, RunOnceWork):  # one run is enough for all windows
+        schedule = check_schedule(spec.schedule)
         failed = [
             each for each in progress.windows(runs.FAILED) if not is_scheduled(schedule, each)
         ]
@@ -183,19 +208,17 @@ class _Comparison:
         self, spec: JobSpec, earlier: JobSpec | None, progress: Progress, now: datetime
     ) -> None:
         self.spec, self.earlier, self.progress, self.now = spec, earlier, progress, now
-        self.schedule = build_schedule(spec)
-        self.until = times.shift_time(now, -spec.allowed_lateness)
+        self.schedule, self.closed = check_schedule(spec.schedule), _closed(spec)
+        self.until = times.shift_time(now, -self.schedule.allowed_lateness)
         self.stored_rows = list_stored_rows(progress)
-        self.is_same_grid = earlier is not None and all(
-            getattr(spec, name) == getattr(earlier, name) for name in _GRID_FIELDS
-        )
+        self.is_same_grid = earlier is not None and _grid(spec) == _grid(earlier)
         # A window that failed after it was computed has rows in the target. Other windows cannot
         # compute it again, and an appending job would append its rows twice.
         self.outdated = [
             window
             for window in progress.windows(runs.FAILED)
             if progress.states[window].target_version is not None
-            and (spec.mode == "append" or not self.is_same_grid)
+            and (spec.appends or not self.is_same_grid)
         ]
         self.settled = [*progress.windows(*COMPUTED), *self.outdated]
         self.partly_replaced = self._find_partly_replaced_windows()
@@ -214,9 +237,9 @@ class _Comparison:
 
     def _continues_replacement(self) -> bool:
         """Return whether the definition replaces the same rows as the earlier definition."""
-        if self.earlier is None or not self.is_same_grid or self.spec.mode == "append":
+        if self.earlier is None or not self.is_same_grid or self.spec.appends:
             return False
-        start, earlier_start = self.spec.start, self.earlier.start
+        start, earlier_start = self.schedule.start, self.earlier.schedule.start
         has_later_start = start != earlier_start and (
             start is None or earlier_start is None or start > earlier_start
         )
@@ -227,12 +250,12 @@ class _Comparison:
         if not self.partly_replaced:
             return False
         is_later = not self.windows or self.windows[0].start > min(self.partly_replaced).start
-        return is_later or self.spec.mode == "append"
+        return is_later or self.spec.appends
 
     def _find_first_instant(self) -> datetime:
         """Return the time from which windows may be due."""
-        if self.spec.start is not None:
-            return self.spec.start
+        if self.schedule.start is not None:
+            return self.schedule.start
         if not self.progress.states:
             return last_schedule_time(self.schedule, self.until)
         starts = [window.start for window in self.progress.windows(runs.FAILED, runs.REPLACED)]
@@ -247,7 +270,7 @@ class _Comparison:
             iterate_within_limit(windows_after(self.schedule, self.first)),
         )
         for window in upcoming:
-            if self.spec.start is None or window.start >= self.spec.start:
+            if self.schedule.start is None or window.start >= self.schedule.start:
                 yield window
 
     def find_conflicts(self) -> list[tuple[Window, StoredRows]]:
@@ -268,18 +291,18 @@ class _Comparison:
 
     def _is_conflict(self, window: Window, rows: StoredRows) -> bool:
         """Return whether computing a window would repeat or delete rows of another window."""
-        if self.spec.mode == "append":
+        if self.spec.appends:
             return window.overlaps(rows.window)
-        if window == rows.window and rows.closed == self.spec.closed:
+        if window == rows.window and rows.closed == self.closed:
             return False
-        event_times = event_time_range(window, self.spec.closed)
+        event_times = event_time_range(window, self.closed)
         return window.overlaps(rows.window) or event_times.overlaps(rows.event_times)
 
     def continue_windows(self) -> WindowChange:
         """Keep all computed windows; time ranges that were not computed are due."""
         covered = Coverage(self.settled, self.schedule)
         pending = [window for window in self.windows if window not in covered]
-        watermark = self.first if self.spec.start is None else None
+        watermark = self.first if self.schedule.start is None else None
         for window in self.windows:
             if window not in covered:
                 break
@@ -315,7 +338,7 @@ class _Comparison:
         )
         boundary = next(boundaries, None)
         if (
-            self.spec.mode == "append"
+            self.spec.appends
             or not self._is_start_chosen(boundary)
             or not self._is_boundary(self.windows[0], covered)
             or self.leaves_partly_replaced_rows()
@@ -331,7 +354,7 @@ class _Comparison:
             if window.start >= first.start
         ]
         self.settled = [window for window in self.settled if window.start < first.start]
-        watermark = first.start if self.spec.start is None else None
+        watermark = first.start if self.schedule.start is None else None
         return self._change(self.windows, watermark, replaced=replaced)
 
     def _grid_of_stored_rows(self) -> list[Window]:
@@ -342,9 +365,9 @@ class _Comparison:
 
     def _is_start_chosen(self, boundary: Window | None) -> bool:
         """Return whether the definition sets the time from which windows are recomputed."""
-        if self.spec.start is None or not self.windows:
+        if self.schedule.start is None or not self.windows:
             return False
-        is_new = self.earlier is not None and self.earlier.start != self.spec.start
+        is_new = self.earlier is not None and self.earlier.schedule.start != self.schedule.start
         return is_new or self.windows[0] == boundary
 
     def _is_boundary(self, first: Window, covered: Coverage) -> bool:
@@ -352,12 +375,12 @@ class _Comparison:
 
         Rows on the bounds of windows remain if their windows are closed on the other side.
         """
-        first_time = event_time_range(first, self.spec.closed).start
+        first_time = event_time_range(first, self.closed).start
         return all(
             (rows.window.end <= first.start and rows.event_times.end <= first_time)
             or (
                 rows.window.start >= first.start
-                and rows.closed == self.spec.closed
+                and rows.closed == self.closed
                 and rows.window in covered
             )
             for rows in self.stored_rows
@@ -399,16 +422,16 @@ class _Comparison:
 
     def _describe_skipped(self) -> list[str]:
         """Describe the time ranges that were due and begin before the new start."""
-        if self.earlier is None or self.spec.start is None:
+        if self.earlier is None or self.schedule.start is None:
             return []
-        earlier_schedule = build_schedule(self.earlier)
+        earlier_schedule = check_schedule(self.earlier.schedule)
         was_due = due_windows(
             earlier_schedule,
             watermark=self.progress.watermark,
             now=self.now,
             computed=Coverage(self.settled, earlier_schedule),
         )
-        begin = self.windows[0].start if self.windows else self.spec.start
+        begin = self.windows[0].start if self.windows else self.schedule.start
         skipped = [window for window in was_due if window.start < begin]
         return _describe(
             skipped, "due", "is before start=, and is not computed",
@@ -433,7 +456,7 @@ class _Comparison:
             return self._refuse_new_group(reason)
         start = f"start={boundary.start.isoformat()!r}"
         consequence = f"{start} recomputes the windows from there on and replaces those rows."
-        if self.spec.mode == "append":
+        if self.spec.appends:
             consequence = "mode='append' would add their rows twice."
             start = f"mode='replace_window', {start}"
         return InvalidJob(f"Job {self.spec.name!r}: {reason}. {consequence}", hint=start)

@@ -14,23 +14,28 @@ import pyarrow as pa
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.values import to_array
 from featurestore.errors import ColumnConflict, InvalidArgument, InvalidJob, NoJoinKey, listing
+from featurestore.jobs.definition_checks import check_windowed_work
 from featurestore.jobs.definitions import (
     Columns,
     Duration,
     JobDefinition,
     add_to_module,
-    feature_job_spec,
+    check_channel_names,
+    define_schedule,
+    plain_expectations,
 )
 from featurestore.jobs.inputs import PinnedInput
-from featurestore.jobs.schedule import Schedule, windows_after
-from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.jobs.schedule import windows_after
+from featurestore.model.arguments import as_tuple, calling_globals, with_suggestions
 from featurestore.model.failure_action import OnFailure
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec, OnError, WindowJob, input_name
+from featurestore.model.group_options import GroupOptions
+from featurestore.model.job import Alerts, JobSpec, OnError, Schedule, WindowWork
 from featurestore.model.names import FeatureReference, check_name, format_group_reference
-from featurestore.model.requests import FeatureJobRequest, RetrievalRequest
-from featurestore.model.times import Window, format_duration, from_micros, parse_duration
+from featurestore.model.requests import RetrievalRequest
+from featurestore.model.times import Window, format_duration, from_micros, parse_duration, parse_ttl
 from featurestore.model.window_features import WindowFeature, parse_window, stored_fill_value
+from featurestore.model.window_job import WindowJob, input_name
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.retrieval import FeatureFrame, get_features
 from featurestore.retrieval.catalog import Pins, RegisteredSpecs
@@ -120,39 +125,47 @@ def window_job(
     ...     "warmth", featurestore.windows("weather.temp", ["mean", "max"], over=["3h", "1d"]),
     ...     every="1h", featuregroup="warmth", start="2013-01-01T00:00Z",
     ... )
-    >>> (definition.spec.schedule, definition.spec.inputs)
+    >>> (definition.spec.schedule.cron, definition.spec.inputs)
     ('0 * * * *', {'weather': 'weather'})
     """
-    check_name(name, noun="job")
     features = _parse_windows(windows, job=name)
     interval = _parse_interval(every, job=name)
-    request = FeatureJobRequest(
-        name=name,
-        featuregroup=featuregroup,
-        schedule=schedule or _to_cron(interval, job=name),
+    work = WindowWork(
+        target=check_name(featuregroup, noun="feature group"),
+        options=GroupOptions(
+            primary_key=as_tuple(primary_key) or _common_key(features, job=name),
+            event_time=event_time,
+            partition_by=as_tuple(partition_by),
+            ttl=parse_ttl(ttl),
+            expectations=plain_expectations(expectations),
+            validation=validation,
+            statistics=statistics,
+            compact=compact,
+            description=description,
+            tags=dict(tags or {}),
+            job=name,
+        ),
         inputs=_inputs_by_name(features),
-        primary_key=primary_key or _common_key(features, job=name),
-        event_time=event_time,
-        partition_by=partition_by,
-        start=start,
-        allowed_lateness=allowed_lateness,
-        timezone=timezone,
-        validation=validation,
-        ttl=ttl,
-        expectations=expectations,
-        statistics=statistics,
-        compact=compact,
-        description=description,
-        tags=tags,
-        retries=retries,
-        catchup=catchup,
-        on_error=on_error,
-        on_failure=on_failure,
-        alert=alert,
+        code=WindowJob(features, interval, bool(keep_empty)).code,
     )
-    job = WindowJob(features, interval, bool(keep_empty))
-    spec = feature_job_spec(request, kind="window", code=job.code)
-    _check_names(spec, features)
+    spec = JobSpec(
+        name=check_name(name, noun="job"),
+        schedule=define_schedule(
+            schedule or _to_cron(interval, job=name),
+            job=name,
+            start=start,
+            allowed_lateness=allowed_lateness,
+            timezone=timezone,
+            catchup=catchup,
+            retries=retries,
+            on_error=on_error,
+            on_failure=on_failure,
+        ),
+        alerts=Alerts(check_channel_names(alert)),
+        work=work,
+    )
+    check_windowed_work(spec, work)
+    _check_names(work, features)
     _check_divides(spec, interval)
     return add_to_module(JobDefinition(spec), calling_globals())
 
@@ -234,16 +247,16 @@ def _common_key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...
     return ()
 
 
-def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
+def _check_names(work: WindowWork, windows: Sequence[WindowFeature]) -> None:
     """Raise an error if two columns of the group would have the same name."""
-    owner_by_name = {str(spec.event_time).lower(): "the event time"}
-    for name in spec.primary_key:
+    owner_by_name = {str(work.options.event_time).lower(): "the event time"}
+    for name in work.options.primary_key:
         owner_by_name[name.lower()] = "a key column"
     for window in windows:
         lower_name = window.name.lower()
         if lower_name in owner_by_name:
             raise ColumnConflict(
-                f"Job {spec.name!r}: {window} has the same name {window.name!r} as "
+                f"Job {work.options.job!r}: {window} has the same name {window.name!r} as "
                 f"{owner_by_name[lower_name]}.",
                 hint="name='...' in window(...)",
             )
@@ -253,14 +266,14 @@ def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
 def _check_divides(spec: JobSpec, every: timedelta) -> None:
     """Raise an error if the distance between instants would vary across windows."""
     # Compared in UTC, so that nights with a daylight saving change do not matter.
-    schedule = Schedule(spec.schedule)
+    schedule = Schedule(spec.schedule.cron)
     since = from_micros(0)
     for window in islice(windows_after(schedule, since), 1, _INTERVALS_COMPARED):
         length = window.end - window.start
         if length % every:
             raise InvalidJob(
                 f"Job {spec.name!r}: every={format_duration(every)} does not divide an interval of "
-                f"the schedule {spec.schedule!r}, {format_duration(length)}.",
+                f"the schedule {schedule.cron!r}, {format_duration(length)}.",
                 hint="omit schedule= to compute at each instant, or use a coarser one",
             )
 
@@ -272,11 +285,12 @@ def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
         FeatureGroupNotFound: The group of an aggregate does not exist.
         InvalidJob: Its groups have different keys.
     """
-    if spec.kind != "window" or spec.primary_key:
+    work = spec.work
+    if not isinstance(work, WindowWork) or work.options.primary_key:
         return spec
     group_specs = RegisteredSpecs(session)
     keys: dict[tuple[str, ...], str] = {}
-    for window in WindowJob.from_spec(spec).windows:
+    for window in WindowJob.from_work(work).windows:
         group = _find_group_spec(window, group_specs)
         keys[group.primary_key] = group.name
     if len(keys) > 1:
@@ -291,7 +305,7 @@ def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
             f"Job {spec.name!r}: {listing(keys.values())} has no primary key.",
             hint="primary_key=['the columns that identify a row of the job']",
         )
-    return replace(spec, primary_key=key)
+    return replace(spec, work=replace(work, options=replace(work.options, primary_key=key)))
 
 
 def check_window_job(
@@ -314,19 +328,20 @@ def check_window_job(
         InvalidArgument, InvalidSql: An aggregate is not supported for its column or group.
         NoJoinKey: No group has the key of the rows.
     """
-    if spec.kind != "window":
+    work = spec.work
+    if not isinstance(work, WindowWork):
         return
     group_specs = RegisteredSpecs(session)
     features: list[tuple[Feature, WindowFeature]] = []
-    job = WindowJob.from_spec(spec)
+    job = WindowJob.from_work(work)
     for window in job.windows:
         group = str(window.reference.group)
         if group in future_groups and group not in group_specs:
             continue
         features.append((resolve(str(window.reference), specs=group_specs)[0], window))
     if features:
-        label_side = LabelSide(_label_schema(spec, [feature.spec for feature, _ in features]))
-        request = RetrievalRequest(features=job.windows, label_time=spec.event_time)
+        label_side = LabelSide(_label_schema(work, [feature.spec for feature, _ in features]))
+        request = RetrievalRequest(features=job.windows, label_time=work.options.event_time)
         source = (pins or Pins(session, group_specs)).source
         plan_windows(features, request, labels=label_side, source=source)
 
@@ -336,13 +351,13 @@ class WindowRows:
     """Computes the rows of a window job from pinned inputs; keys are staged in ``staging``."""
 
     session: Session
-    spec: JobSpec
+    work: WindowWork
     inputs: tuple[PinnedInput, ...]
     staging: str
 
     def compute(self, windows: Sequence[Window]) -> Relation:
         """Compute the rows of consecutive windows, unsorted."""
-        job = WindowJob.from_spec(self.spec)
+        job = WindowJob.from_work(self.work)
         instants: list[datetime] = []
         for window in windows:
             instants += job.instants(window)
@@ -370,7 +385,7 @@ class WindowRows:
         request = RetrievalRequest(
             features=[*features, *counts],
             labels=FeatureFrame(self.session, labels),
-            label_time=self.spec.event_time,
+            label_time=self.work.options.event_time,
         )
         frame = get_features(self.session, request, pins=pins)
         column_names = [*labels.schema.names, *[each.name for each in features]]
@@ -379,29 +394,31 @@ class WindowRows:
 
     def _build_labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
         """Return the known keys in the range of the instants, combined with every instant."""
-        engine, column = self.session.engine, str(self.spec.event_time)
-        key_list = self._quote_columns(self.spec.primary_key)
+        engine, column = self.session.engine, str(self.work.options.event_time)
+        key_list = self._quote_columns(self.work.options.primary_key)
         present = " AND ".join(
-            [f"{self._quote_columns([name])} IS NOT NULL" for name in self.spec.primary_key]
+            [f"{self._quote_columns([name])} IS NOT NULL" for name in self.work.options.primary_key]
         )
         # UNION removes keys that several groups have, which would give duplicate labels.
         keys = []
         tables = {}
         inputs_with_keys = [
-            each for each in self.inputs if _has_columns(_group_spec(each), self.spec.primary_key)
+            each
+            for each in self.inputs
+            if _has_columns(_group_spec(each), self.work.options.primary_key)
         ]
         for number, pinned in enumerate(inputs_with_keys):
             tables[f"fs_rows_{number}"] = self._read_keys(pinned, job, instants)
             keys.append(f"SELECT DISTINCT {key_list} FROM fs_rows_{number} WHERE {present}")
         ends = pa.table({column: to_array(instants, TIMESTAMP)})
         tables["fs_ends"] = engine.from_arrow(ends.to_reader())
-        column_list = self._quote_columns([*self.spec.primary_key, column])
+        column_list = self._quote_columns([*self.work.options.primary_key, column])
         labels = engine.sql(
             f"SELECT {column_list} FROM ({' UNION '.join(keys)}) AS fs_keys CROSS JOIN fs_ends",
             tables=tables,
             parameters={},
         )
-        schema = _label_schema(self.spec, [_group_spec(pinned) for pinned in self.inputs])
+        schema = _label_schema(self.work, [_group_spec(pinned) for pinned in self.inputs])
         # A single-use relation can be read only once, but the retrieval may read its labels again.
         typed = Relation(engine.name, labels.native, schema, single_use=True)
         return engine.stage(typed, os.path.join(self.staging, "labels"))
@@ -411,7 +428,7 @@ class WindowRows:
     ) -> Relation:
         """Return the keys and times of all rows that any instant may aggregate."""
         group = _group_spec(pinned)
-        columns = list(dict.fromkeys([*self.spec.primary_key, str(group.event_time)]))
+        columns = list(dict.fromkeys([*self.work.options.primary_key, str(group.event_time)]))
         rows = self.session.engine.read_table(
             pinned.path, version=pinned.delta_version, schema=group.schema, columns=columns
         )
@@ -428,16 +445,16 @@ class WindowRows:
         return ", ".join([quote(name, dialect=dialect) for name in names])
 
 
-def _label_schema(spec: JobSpec, groups: Sequence[FeatureGroupSpec]) -> pa.Schema:
+def _label_schema(work: WindowWork, groups: Sequence[FeatureGroupSpec]) -> pa.Schema:
     """Return the key and event time types, from the first group that has all keys."""
     for group in groups:
-        if _has_columns(group, spec.primary_key):
-            fields = [group.schema.field(name) for name in spec.primary_key]
-            return pa.schema([*fields, pa.field(str(spec.event_time), TIMESTAMP)])
+        if _has_columns(group, work.options.primary_key):
+            fields = [group.schema.field(name) for name in work.options.primary_key]
+            return pa.schema([*fields, pa.field(str(work.options.event_time), TIMESTAMP)])
     names = [group.name for group in groups]
     raise NoJoinKey(
-        f"Job {spec.name!r}: none of its groups {listing(dict.fromkeys(names))} has the primary key "
-        f"columns {listing(spec.primary_key)}.",
+        f"Job {work.options.job!r}: none of its groups {listing(dict.fromkeys(names))} has the primary key "
+        f"columns {listing(work.options.primary_key)}.",
         hint="pass columns of these groups to primary_key=",
     )
 

@@ -38,7 +38,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from featurestore.jobs.query import Unproven, WindowedQuery, find_parameters, quote_sql
-from featurestore.model.job import JobSpec
+from featurestore.model.job import SqlWork
 from featurestore.model.times import Window, to_micros
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ChunkQuery:
 
 
 def prove_chunk(
-    spec: JobSpec,
+    work: SqlWork,
     windows: Sequence[Window],
     *,
     schemas: Mapping[str, pa.Schema],
@@ -83,7 +83,7 @@ def prove_chunk(
     """Return the query that computes a chunk of windows with the rows of separate queries.
 
     Args:
-        spec: The job, whose query was validated.
+        work: The work of the job, whose query was validated.
         windows: The windows, oldest first.
         schemas: The schema of each input.
         times: The columns by which inputs are filtered to the window; inputs without one are read
@@ -94,15 +94,15 @@ def prove_chunk(
     """
     if any(before.end != after.start for before, after in pairwise(windows)):
         raise Unproven("there is time between the windows")
-    query = WindowedQuery.resolve(spec, schemas=schemas, times=times)
+    query = WindowedQuery.resolve(work, schemas=schemas, times=times)
     event_time = query.event_time()
     if event_time is not None:
         proof = EventTimeProof(query, event_time, TimeExpression.parse(event_time))
         proof.check_inside(windows)
         if proof.separates_windows() and has_only_bounds(query):
-            return ChunkQuery(spec.code)
-    elif spec.closed == "left":
-        raise Unproven(f"the result has no column {spec.event_time!r}")
+            return ChunkQuery(work.code)
+    elif work.closed == "left":
+        raise Unproven(f"the result has no column {work.options.event_time!r}")
     return ChunkQuery(query.with_window_columns(), query.input)
 
 
@@ -137,7 +137,7 @@ class EventTimeProof:
                 f"{quote_sql(self.event_time)} is not a known function of {self.query.time}"
             )
         first, last = self.steps.compute(first), self.steps.compute(last)
-        closed = self.query.spec.closed
+        closed = self.query.work.closed
         if closed == "right":
             is_inside = (first > starts).all() and (last <= ends).all()
         else:
@@ -162,7 +162,7 @@ class EventTimeProof:
 
         if key == self.event_time or self.query.is_time(key):
             return True
-        name = str(self.query.spec.event_time)
+        name = str(self.query.work.options.event_time)
         if isinstance(key, exp.Literal):
             names = [output_name for output_name, _ in self.query.outputs()]
             return key.name == str(names.index(name) + 1)

@@ -34,8 +34,7 @@ from featurestore.jobs.inputs import (
     read_time_bounds,
 )
 from featurestore.jobs.schedule import (
-    Schedule,
-    build_schedule,
+    check_schedule,
     due_windows,
     latest_complete_window,
     window_starting,
@@ -45,7 +44,13 @@ from featurestore.jobs.schedule import (
 from featurestore.jobs.target import find_target, parse_row_range
 from featurestore.model import times
 from featurestore.model.arguments import warn_caller
-from featurestore.model.job import RUN_ONCE, JobSpec
+from featurestore.model.job import (
+    JobSpec,
+    RunOnceWork,
+    Schedule,
+    StreamWork,
+    WindowedWork,
+)
 from featurestore.model.times import Window, parse_moment, to_micros
 from featurestore.registry import runs
 from featurestore.registry.jobs import RegisteredJob
@@ -58,13 +63,13 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
     """Resolve a window argument; None selects the latest complete window."""
-    schedule = build_schedule(job.spec)
+    schedule = check_schedule(job.spec.schedule)
     if window is None:
         latest = latest_complete_window(schedule, times.utc_now())
         if latest is None:
             raise InvalidArgument(
                 f"Job {job.spec.name!r} has no complete window yet.",
-                hint=f"its first window begins at {job.spec.start}",
+                hint=f"its first window begins at {schedule.start}",
             )
         return latest
     if not isinstance(window, Window):
@@ -90,9 +95,9 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     They are the complete windows after the watermark and the failed windows.
     """
     spec, name = job.spec, job.spec.name
-    if spec.stream is not None:  # its records have offsets, not windows
+    if isinstance(spec.work, StreamWork):  # its records have offsets, not windows
         return []
-    schedule = build_schedule(spec)
+    schedule = check_schedule(spec.schedule)
     with session.registry.reading() as connection:
         failed = runs.find_windows(connection, name, states=[runs.FAILED])
         # Stale windows are not due: they are computed again only on request.
@@ -107,7 +112,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
         now=times.utc_now(),
         computed=Coverage(computed, schedule),
         # Pages list jobs of years: later windows are not enumerated.
-        limit=None if replaced else spec.catchup,
+        limit=None if replaced else schedule.catchup,
     )
     # Registries of earlier releases contain failed windows of earlier schedules.
     failed = {window for window in failed if is_scheduled(schedule, window)}
@@ -116,7 +121,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     if replaced:
         windows = without_open_replacements(schedule, windows, replaced, replacing)
     # Rows of an earlier schedule may be replaced only by several windows together.
-    return windows if spec.catchup is None or replaced else windows[: spec.catchup]
+    return windows if schedule.catchup is None or replaced else windows[: schedule.catchup]
 
 
 def without_open_replacements(
@@ -152,8 +157,8 @@ def find_complete_windows(
     The result is sorted oldest first, with at most ``limit`` windows.
     """
     now = times.utc_now()
-    until = min(end, times.shift_time(now, -spec.allowed_lateness))
-    return windows_between(build_schedule(spec), start, until, limit=limit)
+    until = min(end, times.shift_time(now, -spec.schedule.allowed_lateness))
+    return windows_between(check_schedule(spec.schedule), start, until, limit=limit)
 
 
 def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence[Window]) -> None:
@@ -162,8 +167,8 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
     An appending job cannot compute a window again. Other jobs replace the rows of a window, and the
     rows of windows of earlier schedules only if the new windows contain them completely.
     """
-    spec, schedule = job.spec, build_schedule(job.spec)
-    group = find_target(session, spec) if spec.fills_group else None
+    spec, schedule = job.spec, check_schedule(job.spec.schedule)
+    group = find_target(session, spec.work) if isinstance(spec.work, WindowedWork) else None
     if group is None:
         return
     with session.registry.reading() as connection:
@@ -179,7 +184,7 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
         computed = set()
         if replaced:
             computed = runs.find_windows(connection, spec.name, states=COMPUTED)
-    if spec.mode == "append":
+    if spec.appends:
         # The table accepts the transaction of an appended window only once.
         appended = stored_windows - failed.intersection(windows)
         repeated = min(find_overlapping(schedule, windows, appended), default=None)
@@ -224,21 +229,21 @@ def computed_windows(
     The result contains every window that these windows cover.
     """
     spec = job.spec
-    if spec.kind in RUN_ONCE:
+    if isinstance(spec.work, RunOnceWork):
         return ()
     version, states = None, [runs.DONE]
-    if spec.kind != "monitor":  # a monitor has no target group
-        group = find_target(session, spec)
+    if isinstance(spec.work, WindowedWork):  # a monitor has no target group
+        group = find_target(session, spec.work)
         if group is None:
             return ()
         version = group.spec.version
-    if spec.mode == "append":  # the rows of stale windows are in the table, too
+    if spec.appends:  # the rows of stale windows are in the table, too
         states.append(runs.STALE)
     with session.registry.reading() as connection:
         computed = runs.find_windows(
             connection, spec.name, start=start, until=end, states=states, target_version=version
         )
-    return Coverage(computed, build_schedule(spec))
+    return Coverage(computed, check_schedule(spec.schedule))
 
 
 def find_all_stale(session: Session, job: RegisteredJob) -> list[Window]:
@@ -247,12 +252,12 @@ def find_all_stale(session: Session, job: RegisteredJob) -> list[Window]:
     Raises:
         InvalidArgument: The job appends, so its windows cannot be computed again.
     """
-    if job.spec.mode == "append":
+    if job.spec.appends:
         raise InvalidArgument(
             f"Job {job.spec.name!r} appends, so its windows cannot be computed again.",
             hint="mode='replace_window' replaces the rows of a window",
         )
-    schedule = build_schedule(job.spec)
+    schedule = check_schedule(job.spec.schedule)
     stale = refresh_stale_windows(session, job.spec)
     scheduled = [window for window in stale if is_scheduled(schedule, window)]
     if len(scheduled) < len(stale):

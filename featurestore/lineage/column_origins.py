@@ -24,10 +24,11 @@ from featurestore.lineage.origins import (
     union,
 )
 from featurestore.lineage.query_origins import QueryTable, trace_query
-from featurestore.model.job import JobSpec, WindowJob
+from featurestore.model.job import WindowWork
 from featurestore.model.paths import StorePaths
 from featurestore.model.times import format_duration
 from featurestore.model.window_features import WindowLineage
+from featurestore.model.window_job import WindowJob
 
 _log = logging.getLogger("featurestore.lineage")
 
@@ -86,15 +87,15 @@ def _sort(columns: Mapping[str, Iterable[Origin]], rows: Iterable[Origin]) -> Co
     )
 
 
-def origins_of_window_job(spec: JobSpec, tables: Iterable[QueryTable]) -> ColumnOrigins:
+def origins_of_window_job(work: WindowWork, tables: Iterable[QueryTable]) -> ColumnOrigins:
     """Return the origins of the aggregates and keys that a window job computes.
 
     Args:
-        spec: The job.
+        work: The work of the job.
         tables: Its inputs.
     """
-    job = WindowJob.from_spec(spec)
-    columns: dict[str, list[Origin]] = {name: [] for name in spec.primary_key}
+    job = WindowJob.from_work(work)
+    columns: dict[str, list[Origin]] = {name: [] for name in work.options.primary_key}
     rows = []
     tables_by_dataset = {table.dataset: table for table in tables}
     for aggregate in job.lineage:
@@ -105,7 +106,7 @@ def origins_of_window_job(spec: JobSpec, tables: Iterable[QueryTable]) -> Column
                     dataset, aggregate, text, lambda dataset: tables_by_dataset[dataset].columns
                 )
     for table in tables_by_dataset.values():
-        for name in spec.primary_key:
+        for name in work.options.primary_key:
             if name in table.columns:
                 columns[name].append(Origin(table.dataset, name))
                 rows.append(Origin(table.dataset, name, GROUP_BY))

@@ -42,7 +42,7 @@ from featurestore.lineage.facets import PRODUCER, Facets, dataset_identifier
 from featurestore.lineage.origins import Dataset
 from featurestore.lineage.query_origins import QueryTable
 from featurestore.model.featuregroup import Commit
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, SqlWork, TransformWork, WindowWork
 from featurestore.model.manifest import Manifest
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.paths import StorePaths
@@ -145,9 +145,9 @@ def _job_facets(work: Work) -> dict[str, JobFacet]:
             producer=PRODUCER,
         )
     }
-    if work.job is not None and work.job.kind == "sql":
+    if work.job is not None and isinstance(work.job.work, SqlWork):
         facets["sql"] = sql_job.SQLJobFacet(
-            query=work.job.code, dialect="duckdb", producer=PRODUCER
+            query=work.job.work.code, dialect="duckdb", producer=PRODUCER
         )
     return facets
 
@@ -352,10 +352,10 @@ def _write_origins(work: Work, paths: StorePaths, names: Iterable[str]) -> Colum
         )
         for record in run.inputs
     }
-    if job.kind == "window":
-        return column_origins.origins_of_window_job(job, tables.values())
-    if job.kind == "sql":
-        return column_origins.origins_of_query(job.code, tables, names)
+    if isinstance(job.work, WindowWork):
+        return column_origins.origins_of_window_job(job.work, tables.values())
+    if isinstance(job.work, SqlWork):
+        return column_origins.origins_of_query(job.work.code, tables, names)
     return None
 
 
@@ -368,7 +368,9 @@ def _input_dataset(record: Mapping[str, Any], job: JobSpec | None) -> Dataset:
         return Dataset(*record["dataset"])
     source = str(record.get("featuregroup") or record.get("source"))
     query = str(record.get("query", ""))[:12]
-    source_input = None if job is None else job.sources.get(str(record.get("input")))
+    source_input = None
+    if job is not None and isinstance(job.work, TransformWork):
+        source_input = job.work.sources.get(str(record.get("input")))
     if source_input is not None:
         # The hash of a query contains the window, but all runs of a job read the same dataset.
         digest = hashlib.sha256(str(source_input.sql).encode()).hexdigest()

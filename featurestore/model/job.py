@@ -1,206 +1,294 @@
-"""Job definitions and their hashes; window jobs with their aggregates, instants and keys."""
+"""Job definitions: when a job runs, whom it alerts, and its work; with their stored form and hash."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from types import NoneType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from featurestore.errors import InvalidJob
 from featurestore.model import display
 from featurestore.model.failure_action import FailureAction
-from featurestore.model.json_object import JsonObject, MalformedJson, translate_parse_errors
+from featurestore.model.group_options import GroupOptions
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.names import FeatureReference, check_name
+from featurestore.model.names import check_name
 from featurestore.model.plan import canonical_hash
 from featurestore.model.publication_target import CatalogTarget, PublicationTarget
 from featurestore.model.source import SourceInput
 from featurestore.model.stream import StreamSpec
-from featurestore.model.times import (
-    Window,
-    duration_from_json,
-    duration_to_json,
-    parse_moment,
-    to_micros,
-)
-from featurestore.model.window_features import (
-    WindowFeature,
-    WindowLineage,
-    micros,
-    window_from_json,
-    window_to_json,
-)
+from featurestore.model.times import duration_from_json, duration_to_json, parse_moment
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+RecordT = TypeVar("RecordT", bound="DataclassInstance")
 JobMode = Literal["replace_window", "upsert", "append"]
 JobKind = Literal["python", "sql", "window", "training", "monitor", "stream", "publish", "catalog"]
 Closed = Literal["right", "left"]
 OnError = Literal["wait", "continue"]
 ON_ERROR = ("wait", "continue")
-# One run of these jobs is enough for all windows that are due.
-RUN_ONCE = ("training", "publish", "catalog")
 MODES = ("replace_window", "upsert", "append")
 # The origin of jobs that the import of a dbt project created starts with this.
 DBT_ORIGIN = "dbt project"
 # The reminder interval of continuing alerts.
 REMIND = timedelta(days=1)
 
-# The types of stored definition fields; fields that are parsed or derived are omitted.
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "name kind target schedule code timezone closed mode validation description on_error": str,
-    "event_time created_time tombstone": (str, NoneType),
-    "statistics delete_missing shared": bool,
-    "retries": int,
-    "catchup keep": (int, NoneType),
-}
 
-_MICROSECOND = timedelta(microseconds=1)
-# All event times in 64-bit microseconds.
-_ALWAYS = (-(2**63), 2**63 - 1)
-# Row counts that decide whether a key is written; the counts themselves are not stored.
-_PRESENT = "__fs_present"
+@dataclass(frozen=True)
+class Schedule:
+    """When the windows of a job end and begin, and how failed windows are handled.
+
+    Attributes:
+        cron: A cron expression, whose times are the ends of windows.
+        width: The width of windows; None: the interval of the schedule.
+        start: The earliest start of a window; None disables catchup.
+        allowed_lateness: How long to wait for late data after the end of a window.
+        timezone: The time zone of the cron expression.
+        catchup: The maximum number of missed windows to compute at once.
+        retries: The maximum number of retries of a failed run.
+        on_error: With "wait", later windows wait for a failed one.
+        on_failure: What runs when the retries of a run are exhausted.
+    """
+
+    cron: str
+    width: timedelta | None = None
+    start: datetime | None = None
+    allowed_lateness: timedelta = timedelta(0)
+    timezone: str = "UTC"
+    catchup: int | None = None
+    retries: int = 2
+    on_error: OnError = "continue"
+    on_failure: FailureAction | None = None
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """The definition of a job.
+class Alerts:
+    """The channels to which a job sends its alerts, and the interval of reminders, if any."""
 
-    ``code`` is the SQL or the source code of the function; ``target`` names the feature group, the
-    training dataset, the published view or the source of a catalog. ``inputs`` maps each input name
-    of the transform to a group reference (``trips``, ``trips@v2``) or a path (of a Delta table or a
-    folder of Parquet files). ``input_times`` maps path and source inputs to their time columns;
-    ``sources`` are the tables, queries or files of registered sources (``source:shop`` in
-    ``inputs``). A row whose ``tombstone`` column is true, or non-null if not boolean, deletes its
-    key, and ``delete_missing`` deletes keys that are no longer in the source. With ``on_error``
-    "wait", later windows wait for a failed one. Failures are sent to the ``alert`` channels, and
-    repeated after ``remind``. ``watched`` is the definition of a monitor, ``stream`` the input of a
-    stream job. ``publishes`` are the views that a publish job, or a stream job after each commit,
-    publishes. ``registers`` are the tables that a catalog job keeps in sync. ``shared`` allows other
-    jobs with disjoint keys to write the same group.
+    channels: tuple[str, ...] = ()
+    remind: timedelta | None = REMIND
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupWork:
+    """Work that writes the feature group ``target``.
+
+    ``shared`` allows other jobs with disjoint keys to write the same group.
     """
 
-    name: str
-    kind: JobKind
     target: str
-    schedule: str
-    inputs: Mapping[str, str]
-    code: str
-    window: timedelta | None = None
-    start: datetime | None = None
-    lookback: timedelta = timedelta(0)
-    allowed_lateness: timedelta = timedelta(0)
-    timezone: str = "UTC"
-    closed: Closed = "right"
-    mode: JobMode = "replace_window"
-    validation: str = "strict"
-    primary_key: tuple[str, ...] = ()
-    event_time: str | None = None
-    created_time: str | None = None
-    partition_by: tuple[str, ...] = ()
-    ttl: timedelta | None = None
-    expectations: tuple[Mapping[str, Any], ...] = ()
-    statistics: bool = True
-    description: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    input_times: Mapping[str, str] = field(default_factory=dict)
-    retries: int = 2
-    catchup: int | None = None
-    on_error: OnError = "continue"
-    on_failure: FailureAction | None = None
-    keep: int | None = None
-    compact: str | None = "auto"
-    alert: tuple[str, ...] = ()
-    remind: timedelta | None = REMIND
-    watched: MonitorSpec | None = None
-    sources: Mapping[str, SourceInput] = field(default_factory=dict)
-    tombstone: str | None = None
-    delete_missing: bool = False
-    stream: StreamSpec | None = None
-    publishes: tuple[PublicationTarget, ...] = ()
-    registers: CatalogTarget | None = None
+    options: GroupOptions
     shared: bool = False
 
-    __repr__ = display.record_repr
+    @property
+    def description(self) -> str:
+        """The description of the group."""
+        return self.options.description
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowedWork(GroupWork):
+    """Work that computes the rows of windows, which the commits of the group record.
+
+    ``inputs`` maps each input name to a group reference (``trips``, ``trips@v2``), a path of a
+    Delta table or a folder of Parquet files, or a source (``source:shop``). ``code`` is the SQL, the
+    source code of the function, or the aggregates.
+    """
+
+    inputs: Mapping[str, str]
+    code: str
+    closed: Closed = "right"
+    mode: JobMode = "replace_window"
 
     @property
     def row_lookback(self) -> timedelta:
         """The maximum age of rows before the window starts: the lookback of change data capture."""
-        is_capture = any(
-            source_input.time == self.event_time for source_input in self.sources.values()
-        )
-        return self.lookback if is_capture and self.mode == "upsert" else timedelta(0)
+        return timedelta(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformWork(WindowedWork):
+    """A query or function that computes rows from the rows of inputs.
+
+    ``input_times`` maps path and source inputs to their time columns; ``sources`` are the tables,
+    queries or files of registered sources. A row whose ``tombstone`` column is true, or non-null
+    if not boolean, deletes its key, and ``delete_missing`` deletes keys that are no longer in the
+    source.
+    """
+
+    lookback: timedelta = timedelta(0)
+    input_times: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, SourceInput] = field(default_factory=dict)
+    tombstone: str | None = None
+    delete_missing: bool = False
 
     @property
-    def fills_group(self) -> bool:
-        """Whether the target is a feature group, whose commits record the windows of the job."""
-        return self.kind in ("python", "sql", "window")
+    def row_lookback(self) -> timedelta:
+        """The maximum age of rows before the window starts: the lookback of change data capture."""
+        event_time = self.options.event_time
+        is_capture = any(source.time == event_time for source in self.sources.values())
+        return self.lookback if is_capture and self.mode == "upsert" else timedelta(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqlWork(TransformWork):
+    """A DuckDB SQL query over the inputs."""
+
+    kind: ClassVar[JobKind] = "sql"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonWork(TransformWork):
+    """A function of a window and the inputs."""
+
+    kind: ClassVar[JobKind] = "python"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowWork(WindowedWork):
+    """Aggregates over windows, which ``WindowJob`` parses from ``code``."""
+
+    kind: ClassVar[JobKind] = "window"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamWork(GroupWork):
+    """The records of a topic; ``publishes`` are the views to publish after each commit."""
+
+    kind: ClassVar[JobKind] = "stream"
+    inputs: ClassVar[Mapping[str, str]] = {}
+    stream: StreamSpec
+    publishes: tuple[PublicationTarget, ...] = ()
+
+    @property
+    def mode(self) -> str:
+        """The write mode, "append" or "upsert"."""
+        return self.stream.mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWork:
+    """A function that returns the data of new versions of the training dataset ``target``.
+
+    ``keep`` is the number of versions to keep; None keeps all.
+    """
+
+    kind: ClassVar[JobKind] = "training"
+    target: str
+    inputs: Mapping[str, str]
+    code: str
+    keep: int | None = None
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorWork:
+    """The comparison of the windows of a group with a baseline; ``target`` is the monitor's name."""
+
+    kind: ClassVar[JobKind] = "monitor"
+    closed: ClassVar[Closed] = "left"
+    target: str
+    inputs: Mapping[str, str]
+    watched: MonitorSpec
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishWork:
+    """The publication of a feature view to an online store, the only element of ``publishes``."""
+
+    kind: ClassVar[JobKind] = "publish"
+    inputs: ClassVar[Mapping[str, str]] = {}
+    publishes: tuple[PublicationTarget]
+    description: str = ""
+
+    @property
+    def target(self) -> str:
+        """The name of the view."""
+        return self.publishes[0].view
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogWork:
+    """The tables of a catalog that are kept in sync with feature groups."""
+
+    kind: ClassVar[JobKind] = "catalog"
+    inputs: ClassVar[Mapping[str, str]] = {}
+    registers: CatalogTarget
+    description: str = ""
+
+    @property
+    def target(self) -> str:
+        """The source of the catalog."""
+        return self.registers.source
+
+
+JobWork: TypeAlias = (
+    SqlWork
+    | PythonWork
+    | WindowWork
+    | StreamWork
+    | TrainingWork
+    | MonitorWork
+    | PublishWork
+    | CatalogWork
+)
+# One run of these jobs is enough for all windows that are due.
+RunOnceWork: TypeAlias = TrainingWork | PublishWork | CatalogWork
+_WORK_TYPES: Mapping[str, type[JobWork]] = {
+    work_type.kind: work_type for work_type in get_args(JobWork)
+}
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The definition of a job: its schedule, the channels that it alerts, and its work."""
+
+    name: str
+    schedule: Schedule
+    alerts: Alerts
+    work: JobWork
+
+    __repr__ = display.record_repr
+
+    @property
+    def kind(self) -> JobKind:
+        """The kind of the work, such as "sql"."""
+        return self.work.kind
+
+    @property
+    def target(self) -> str:
+        """The name of the group, dataset, view or source that the job writes."""
+        return self.work.target
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """The references of groups, paths and sources that the job reads, by input name."""
+        return self.work.inputs
+
+    @property
+    def appends(self) -> bool:
+        """Whether windows are appended, so that none can be computed again."""
+        return isinstance(self.work, WindowedWork) and self.work.mode == "append"
 
     def to_json(self) -> dict[str, Any]:
         """Convert the definition to a JSON object, the inverse of ``from_json``."""
-        start = None
-        if self.start is not None:
-            start = self.start.isoformat()
-        data = {
-            "name": self.name,
-            "kind": self.kind,
-            "target": self.target,
-            "schedule": self.schedule,
-            "inputs": dict(self.inputs),
-            "code": self.code,
-            "window": duration_to_json(self.window),
-            "start": start,
-            "lookback": duration_to_json(self.lookback),
-            "allowed_lateness": duration_to_json(self.allowed_lateness),
-            "timezone": self.timezone,
-            "closed": self.closed,
-            "mode": self.mode,
-            "validation": self.validation,
-            "primary_key": list(self.primary_key),
-            "event_time": self.event_time,
-            "created_time": self.created_time,
-            "partition_by": list(self.partition_by),
-            "ttl": duration_to_json(self.ttl),
-            "expectations": list(map(dict, self.expectations)),
-            "statistics": self.statistics,
-            "description": self.description,
-            "tags": dict(self.tags),
-            "input_times": dict(self.input_times),
-            "retries": self.retries,
-            "catchup": self.catchup,
-            "on_error": self.on_error,
-            "on_failure": None if self.on_failure is None else self.on_failure.to_json(),
-            "keep": self.keep,
-        }
-        return data | self._later_options()
-
-    def _later_options(self) -> dict[str, Any]:
-        """Return the options that were added later, if they are set.
-
-        The hash of a job without them does not change.
-        """
-        data: dict[str, Any] = {}
-        if self.compact != "auto":
-            data["compact"] = self.compact
-        if self.alert:
-            data["alert"] = list(self.alert)
-        if self.remind != REMIND:
-            data["remind"] = duration_to_json(self.remind)
-        if self.sources:
-            data["sources"] = {
-                name: source_input.to_json() for name, source_input in self.sources.items()
-            }
-        if self.tombstone is not None:
-            data["tombstone"] = self.tombstone
-        flags = {"delete_missing": self.delete_missing, "shared": self.shared}
-        data |= {name: True for name, is_set in flags.items() if is_set}
-        if self.publishes:
-            data["publishes"] = [target.to_json() for target in self.publishes]
-        objects = {"watched": self.watched, "stream": self.stream, "registers": self.registers}
-        for name, value in objects.items():
-            if value is not None:
-                data[name] = value.to_json()
+        options = self.work.options if isinstance(self.work, GroupWork) else None
+        records = [self, self.schedule, self.alerts, self.work, options]
+        data = {}
+        for name, stored in _FIELDS.items():
+            attribute = stored.attribute or name
+            owner = next((record for record in records if hasattr(record, attribute)), None)
+            value = stored.default
+            if owner is not None:
+                value = stored.write(getattr(owner, attribute))
+            if not stored.is_optional or value != stored.default:
+                data[name] = value
         return data
 
     @classmethod
@@ -211,43 +299,17 @@ class JobSpec:
             InvalidJob: The definition is invalid, for example in the registry of another store.
         """
         try:
-            values = {
-                **data,
-                "window": duration_from_json(data["window"]),
-                "start": None
-                if data["start"] is None
-                else parse_moment(data["start"], argument="start", warn=False),
-                "lookback": duration_from_json(data["lookback"]) or timedelta(0),
-                "allowed_lateness": duration_from_json(data["allowed_lateness"]) or timedelta(0),
-                "ttl": duration_from_json(data["ttl"]),
-                "primary_key": tuple(data["primary_key"]),
-                "partition_by": tuple(data["partition_by"]),
-                "expectations": tuple(map(dict, data["expectations"])),
-                "inputs": _to_strings(data["inputs"]),
-                "input_times": _to_strings(data["input_times"]),
-                "tags": _to_strings(data["tags"]),
-                # Registries of earlier releases contain the former name.
-                "on_error": parse_on_error(data["on_error"]),
-                "on_failure": FailureAction.from_json(data["on_failure"]),
-                **_optional_fields(data),
-                "sources": {
-                    str(name): SourceInput.from_json(source_json)
-                    for name, source_json in dict(data.get("sources", {})).items()
-                },
-            }
-            spec = cls(**values)
+            values = _read_fields(data)
+            name, work_type = values["name"], _WORK_TYPES[values["kind"]]
+            values["options"] = _build(GroupOptions, {**values, "job": name})
+            work = _build(work_type, values)
+            spec = cls(name, _build(Schedule, values), _build(Alerts, values), work)
+            check_name(spec.name, noun="job")
+            check_name(spec.target)
+            return spec
         # OverflowError: a stored duration or time may exceed the range of Python.
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise _damaged_definition_error(f"{type(error).__name__}: {error}") from error
-        # A dataclass does not check types, and a registry may contain the definitions of another
-        # store.
-        for names, kinds in _TYPES.items():
-            for name in names.split():
-                if not isinstance(getattr(spec, name), kinds):
-                    raise _damaged_definition_error(f"{name} is {getattr(spec, name)!r}")
-        check_name(spec.name, noun="job")
-        check_name(spec.target)
-        return spec
 
     @classmethod
     def from_text(cls, text: str) -> JobSpec:
@@ -262,7 +324,7 @@ class JobSpec:
     def hash(self) -> str:
         """SHA-256 of the definition; any change of code or settings changes the hash."""
         definition = self.to_json()
-        if self.on_error == "continue":  # hashes in registries contain its former name
+        if self.schedule.on_error == "continue":  # hashes in registries contain its former name
             definition["on_error"] = "go_on"
         return canonical_hash(definition)
 
@@ -272,155 +334,156 @@ def parse_on_error(value: Any) -> Any:
     return "continue" if value == "go_on" else value
 
 
-@dataclass(frozen=True)
-class WindowJob:
-    """The aggregates of a window job.
-
-    The job writes rows for the end of each schedule window and for every ``every`` interval before
-    it within the window. ``keep_empty`` retains keys without rows in any window.
-    """
-
-    windows: tuple[WindowFeature, ...]
-    every: timedelta
-    keep_empty: bool
-
-    @property
-    def code(self) -> str:
-        """The code string of the job definition, which ``from_spec`` parses."""
-        data = {
-            "windows": list(map(window_to_json, self.windows)),
-            "every_us": micros(self.every),
-            "keep_empty": self.keep_empty,
-        }
-        return json.dumps(data, indent=1)
-
-    @classmethod
-    def from_spec(cls, spec: JobSpec) -> WindowJob:
-        """Parse the definition of a window job.
-
-        Raises:
-            InvalidJob: The definition is invalid, for example in the registry of another store.
-        """
-        try:
-            with translate_parse_errors("the aggregates"):
-                data = JsonObject.from_value(json.loads(spec.code))
-                windows = tuple(map(window_from_json, data.objects("windows")))
-                every = timedelta(microseconds=data.number("every_us", minimum=1))
-                return cls(windows, every, data.flag("keep_empty"))
-        except (MalformedJson, RecursionError) as error:
-            raise InvalidJob(
-                f"The stored definition of job {spec.name!r} cannot be read: {error}.",
-                hint="featurestore job register path/to/jobs.py rewrites it",
-            ) from error
-
-    @property
-    def lineage(self) -> list[WindowLineage]:
-        """The lineage of the aggregates."""
-        return [
-            WindowLineage.from_feature(feature, version=feature.reference.version)
-            for feature in self.windows
-        ]
-
-    def instants(self, window: Window) -> list[datetime]:
-        """Return the instants for which a window has rows, in ascending order.
-
-        With ``every`` of an hour, a day of 23 or 25 hours has as many instants; with a day, it has
-        one.
-
-        >>> from datetime import UTC
-        >>> job = WindowJob((), timedelta(hours=6), keep_empty=False)
-        >>> day = Window(datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
-        >>> [at.hour for at in job.instants(day)]
-        [6, 12, 18, 0]
-        """
-        count = max(1, round((window.end - window.start) / self.every))
-        # Counted from the end, which always has rows; the start belongs to the previous window.
-        times = [window.end - number * self.every for number in range(count)]
-        return times[::-1]
-
-    @property
-    def lookback(self) -> timedelta | None:
-        """The maximum age of the rows that an aggregate reads, or None if it is unlimited."""
-        if self.keep_empty:
-            return None
-        longest = timedelta(0)
-        for feature in self.windows:
-            if feature.over is None:
-                return None
-            longest = max(longest, feature.over + feature.offset)
-        return longest
-
-    def event_time_range(self, window: Window) -> tuple[int, int]:
-        """Return the event time range ``[first, last)`` that a window reads, in microseconds."""
-        instants = self.instants(window)
-        first = _ALWAYS[0]
-        if self.lookback is not None:
-            # Windows exclude their start.
-            first = to_micros(instants[0] - self.lookback + _MICROSECOND)
-        # The end is exclusive, and the last instant belongs to the range.
-        return first, to_micros(instants[-1] + _MICROSECOND)
-
-    def presence(
-        self, event_times: dict[FeatureReference, FeatureReference]
-    ) -> list[WindowFeature]:
-        """Return row counts, at least one of which is positive if the key has rows to write.
-
-        Args:
-            event_times: The event time column of the group of each aggregated feature.
-        """
-        longest: dict[WindowFeature, WindowFeature] = {}
-        for feature in self.windows:
-            # Aggregates that differ only in function or window length share the count of the
-            # longest window: it contains the rows of the shorter ones.
-            count = replace(
-                feature, reference=event_times[feature.reference], function="count", name="",
-                fill_value=None, n=0,
-            )  # fmt: skip
-            # A key is written at every instant after its first row.
-            if self.keep_empty:
-                count = replace(count, over=None, offset=timedelta(0), where=None)
-            same = replace(count, over=None)
-            longest_count = longest.get(same)
-            if longest_count is None or _has_longer_window(count, longest_count):
-                longest[same] = count
-        counts = [
-            replace(feature, name=f"{_PRESENT}_{number}")
-            for number, feature in enumerate(longest.values())
-        ]
-        return counts
+def _same(value: Any) -> Any:
+    return value
 
 
-def input_name(feature: WindowFeature) -> str:
-    """Return the input name of an aggregate's group in a window job.
-
-    >>> from featurestore.model.window_features import parse_window
-    >>> input_name(parse_window("transactions@v2.amount|sum|7d"))
-    'transactions_v2'
-    """
-    group, version = str(feature.reference.group), feature.reference.version
-    return group if version is None else f"{group}_v{version}"
-
-
-def _to_strings(value: Mapping[str, object]) -> dict[str, str]:
+def _read_strings(value: Mapping[str, object]) -> dict[str, str]:
     return {key: str(item) for key, item in dict(value).items()}
 
 
-def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that older definitions do not have."""
-    fields: dict[str, Any] = {}
-    if "alert" in data:
-        fields["alert"] = tuple(map(str, data["alert"]))
-    if "remind" in data:
-        fields["remind"] = duration_from_json(data["remind"])
-    if "watched" in data:
-        fields["watched"] = MonitorSpec.from_json(data["watched"])
-    if "stream" in data:
-        fields["stream"] = StreamSpec.from_json(data["stream"])
-    if "publishes" in data:
-        fields["publishes"] = tuple(map(PublicationTarget.from_json, data["publishes"]))
-    if "registers" in data:
-        fields["registers"] = CatalogTarget.from_json(data["registers"])
-    return fields
+def _read_length(value: str | None) -> timedelta:
+    return duration_from_json(value) or timedelta(0)
+
+
+def _write_start(start: datetime | None) -> str | None:
+    return None if start is None else start.isoformat()
+
+
+def _read_start(value: str | None) -> datetime | None:
+    return None if value is None else parse_moment(value, argument="start", warn=False)
+
+
+def _write_all(values: tuple[Any, ...]) -> list[Any]:
+    return [value.to_json() for value in values]
+
+
+def _write_object(value: Any) -> dict[str, Any] | None:
+    return None if value is None else value.to_json()
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A field of the stored definition, which is a flat JSON object.
+
+    Attributes:
+        default: The value that is stored if the work has no such field.
+        types: The types of the JSON value; other types are refused by ``read``.
+        write: Converts the attribute to JSON.
+        read: The inverse of ``write``.
+        attribute: The name of the attribute, if it differs from the stored name.
+        is_optional: Whether the default is omitted, because the field was added later: without it,
+            the hash of a job does not change.
+    """
+
+    default: Any = None
+    types: type | tuple[type, ...] = object
+    write: Callable[[Any], Any] = _same
+    read: Callable[[Any], Any] = _same
+    attribute: str = ""
+    is_optional: bool = False
+
+
+_NO_LENGTH = duration_to_json(timedelta(0))
+# In the order of the stored definitions.
+_FIELDS: Mapping[str, _Stored] = {
+    "name": _Stored(types=str),
+    "kind": _Stored(types=str),
+    "target": _Stored(types=str),
+    "schedule": _Stored(types=str, attribute="cron"),
+    "inputs": _Stored({}, write=dict, read=_read_strings),
+    "code": _Stored("", str),
+    "window": _Stored(write=duration_to_json, read=duration_from_json, attribute="width"),
+    "start": _Stored(write=_write_start, read=_read_start),
+    "lookback": _Stored(_NO_LENGTH, write=duration_to_json, read=_read_length),
+    "allowed_lateness": _Stored(_NO_LENGTH, write=duration_to_json, read=_read_length),
+    "timezone": _Stored("UTC", str),
+    "closed": _Stored("right", str),
+    "mode": _Stored("replace_window", str),
+    "validation": _Stored("strict", str),
+    "primary_key": _Stored([], write=list, read=tuple),
+    "event_time": _Stored(types=(str, NoneType)),
+    "created_time": _Stored(types=(str, NoneType)),
+    "partition_by": _Stored([], write=list, read=tuple),
+    "ttl": _Stored(write=duration_to_json, read=duration_from_json),
+    "expectations": _Stored(
+        [],
+        write=lambda expectations: list(map(dict, expectations)),
+        read=lambda expectations: tuple(map(dict, expectations)),
+    ),
+    "statistics": _Stored(True, bool),
+    "description": _Stored("", str),
+    "tags": _Stored({}, write=dict, read=_read_strings),
+    "input_times": _Stored({}, write=dict, read=_read_strings),
+    "retries": _Stored(types=int),
+    "catchup": _Stored(types=(int, NoneType)),
+    "on_error": _Stored(types=str, read=parse_on_error),
+    "on_failure": _Stored(write=_write_object, read=FailureAction.from_json),
+    "keep": _Stored(types=(int, NoneType)),
+    "compact": _Stored("auto", is_optional=True),
+    "alert": _Stored(
+        [],
+        write=list,
+        read=lambda names: tuple(map(str, names)),
+        attribute="channels",
+        is_optional=True,
+    ),
+    "remind": _Stored(
+        duration_to_json(REMIND),
+        write=duration_to_json,
+        read=duration_from_json,
+        is_optional=True,
+    ),
+    "sources": _Stored(
+        {},
+        write=lambda sources: {name: source.to_json() for name, source in sources.items()},
+        read=lambda sources: {
+            str(name): SourceInput.from_json(source) for name, source in dict(sources).items()
+        },
+        is_optional=True,
+    ),
+    "tombstone": _Stored(types=(str, NoneType), is_optional=True),
+    "delete_missing": _Stored(False, bool, is_optional=True),
+    "shared": _Stored(False, bool, is_optional=True),
+    "publishes": _Stored(
+        [],
+        write=_write_all,
+        read=lambda targets: tuple(map(PublicationTarget.from_json, targets)),
+        is_optional=True,
+    ),
+    "watched": _Stored(write=_write_object, read=MonitorSpec.from_json, is_optional=True),
+    "stream": _Stored(write=_write_object, read=StreamSpec.from_json, is_optional=True),
+    "registers": _Stored(write=_write_object, read=CatalogTarget.from_json, is_optional=True),
+}
+
+
+def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a stored definition by attribute.
+
+    Raises:
+        InvalidJob: A value has another type.
+        KeyError, TypeError, ValueError: A field is missing, unknown or invalid.
+    """
+    unknown = [name for name in {**data} if name not in _FIELDS]
+    if unknown:
+        raise ValueError(f"unknown fields {unknown}")
+    values: dict[str, Any] = {}
+    for name, stored in _FIELDS.items():
+        if stored.is_optional and name not in data:
+            if stored.default is not None:
+                values[stored.attribute or name] = stored.read(stored.default)
+            continue
+        # A registry may contain the definitions of another store.
+        if not isinstance(data[name], stored.types):
+            raise _damaged_definition_error(f"{name} is {data[name]!r}")
+        values[stored.attribute or name] = stored.read(data[name])
+    return values
+
+
+def _build(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
+    """Build a record from those values that are its fields."""
+    names = [field.name for field in fields(record_type)]
+    return record_type(**{name: values[name] for name in names if name in values})
 
 
 def _damaged_definition_error(reason: str) -> InvalidJob:
@@ -428,9 +491,3 @@ def _damaged_definition_error(reason: str) -> InvalidJob:
         f"A stored job definition cannot be read: {reason}.",
         hint="featurestore job register path/to/jobs.py rewrites it",
     )
-
-
-def _has_longer_window(first: WindowFeature, second: WindowFeature) -> bool:
-    if second.over is None:
-        return False
-    return first.over is None or first.over > second.over

@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from typing import Any
 
 from featurestore.errors import InvalidSplit
-from featurestore.model.failure_action import OnFailure
-from featurestore.model.job import Closed, JobMode, OnError
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import JoinKind
-from featurestore.model.source import SourceInput
 from featurestore.model.times import parse_moment
 from featurestore.model.window_features import WindowFeature
 
@@ -95,62 +92,6 @@ class TrainingRequest:
     transformations: Mapping[str, Any] | None = None
     fit_on: str = "train"
     missing_labels: str = "error"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureJobRequest:
-    """The arguments of ``featurestore.job`` and ``featurestore.sql_job``, which document them."""
-
-    featuregroup: str
-    schedule: str
-    name: str
-    inputs: Mapping[str, str | SourceInput] | None = None
-    primary_key: str | Sequence[str] = ()
-    event_time: str | None = None
-    created_time: str | None = None
-    partition_by: str | Sequence[str] = ()
-    window: timedelta | str | None = None
-    start: datetime | str | None = None
-    lookback: timedelta | str | None = None
-    allowed_lateness: timedelta | str = "0s"
-    timezone: str = "UTC"
-    closed: Closed = "right"
-    mode: JobMode = "replace_window"
-    validation: str = "strict"
-    ttl: timedelta | str | None = None
-    expectations: Sequence[Mapping[str, Any]] = ()
-    statistics: bool = True
-    compact: str | None = "auto"
-    description: str = ""
-    tags: Mapping[str, str] | None = None
-    input_times: Mapping[str, str] | None = None
-    retries: int = 2
-    catchup: int | None = None
-    on_error: OnError = "continue"
-    on_failure: OnFailure = None
-    alert: str | Sequence[str] = ()
-    tombstone: str | None = None
-    delete_missing: bool = False
-    shared: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingJobRequest:
-    """The arguments of ``featurestore.training_job``, which documents them."""
-
-    training_dataset: str
-    schedule: str
-    name: str
-    inputs: Mapping[str, str] | None = None
-    start: datetime | str | None = None
-    allowed_lateness: timedelta | str = "0s"
-    timezone: str = "UTC"
-    description: str = ""
-    tags: Mapping[str, str] | None = None
-    retries: int = 2
-    on_failure: OnFailure = None
-    keep: int | None = None
-    alert: str | Sequence[str] = ()
 
 
 @dataclass(frozen=True, init=False)

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Row
 from featurestore.errors import JobNotFound, RegistryError, did_you_mean, listing
 from featurestore.model import display, times
 from featurestore.model.arguments import warn_caller
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, WindowedWork
 from featurestore.model.times import to_micros
 from featurestore.registry import origins
 from featurestore.registry.experiments import find_objects_named
@@ -59,7 +59,7 @@ class RegisteredJob:
         return {
             "name": self.spec.name,
             "state": self.state,
-            "schedule": self.spec.schedule,
+            "schedule": self.spec.schedule.cron,
             "target": self.spec.target,
             "inputs": self.spec.inputs,
             "watermark": self.watermark,
@@ -225,7 +225,9 @@ def set_paused(connection: Connection, name: str, paused: bool) -> None:
 def writers_of(connection: Connection, group: str) -> list[RegisteredJob]:
     """Return the jobs that compute windows of a feature group."""
     return [
-        job for job in list_all(connection) if job.spec.fills_group and job.spec.target == group
+        job
+        for job in list_all(connection)
+        if isinstance(job.spec.work, WindowedWork) and job.spec.target == group
     ]
 
 

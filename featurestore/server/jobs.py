@@ -53,7 +53,7 @@ def status_record(job_status: service.JobStatus) -> dict[str, Any]:
         "name": job_status.name,
         "kind": job_status.job.spec.kind,
         "state": job_status.state,
-        "schedule": job_status.job.spec.schedule,
+        "schedule": job_status.job.spec.schedule.cron,
         "target": job_status.job.spec.target,
         "inputs": dict(job_status.job.spec.inputs),
         "watermark": job_status.job.watermark,
@@ -269,7 +269,7 @@ def monitor_page(
     format: str = "html",
 ) -> Response:
     """Display the findings of a monitor as charts over time, and its windows, newest first."""
-    job = monitor_service.get_monitor(store.session, name)
+    job, _ = monitor_service.get_monitor(store.session, name)
     current_page = load_page(
         partial(store.get_monitor_history, name), number=number, size=settings.page
     )

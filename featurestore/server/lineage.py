@@ -16,6 +16,7 @@ from featurestore.lineage.column_origins import (
 )
 from featurestore.lineage.origins import Dataset, Origin
 from featurestore.lineage.query_origins import QueryTable
+from featurestore.model.job import SqlWork, WindowWork
 from featurestore.model.names import parse_group_reference
 from featurestore.registry import featuregroups, jobs, overview, training_datasets
 from featurestore.registry.artifacts import feature_views
@@ -131,17 +132,17 @@ class FeatureLineage:
         if registered is None or target.object_type != "featuregroup" or target.version is None:
             return None
         spec = registered.spec
-        if spec.kind not in ("window", "sql"):
+        if not isinstance(spec.work, WindowWork | SqlWork):
             return None
         tables = {}
         for name, text in spec.inputs.items():
             if "/" not in text and ":" not in text:  # neither a path nor a registered source
                 dataset = Dataset(*parse_group_reference(text))
                 tables[name] = QueryTable(dataset, self._read_columns(dataset))
-        if spec.kind == "window":
-            return origins_of_window_job(spec, tables.values())
+        if isinstance(spec.work, WindowWork):
+            return origins_of_window_job(spec.work, tables.values())
         names = self._query(featuregroups.feature_names, target.name, target.version)
-        return origins_of_query(spec.code, tables, names)
+        return origins_of_query(spec.work.code, tables, names)
 
     def _read_columns(self, dataset: Dataset) -> Sequence[str]:
         version = dataset.version

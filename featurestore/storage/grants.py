@@ -98,13 +98,13 @@ def _normalize_numbers(value: Any) -> Any:
 def acting_job(location: str, spec: JobSpec, *, origin: str) -> ActingDefinition:
     """Return a job as a definition that acts; ``origin`` is its file, or its module.
 
-    >>> spec = JobSpec(
-    ...     name="load", kind="sql", target="loads", schedule="@daily", inputs={}, code="select 1"
-    ... )
+    >>> work = SqlWork(target="loads", options=GroupOptions(), inputs={}, code="select 1")
+    >>> spec = JobSpec("load", Schedule("@daily"), Alerts(), work)
     >>> acting_job("/store", spec, origin="/jobs.py").command
     'featurestore job register /jobs.py'
     """
-    program = () if spec.on_failure is None else spec.on_failure.arguments[:1]
+    on_failure = spec.schedule.on_failure
+    program = () if on_failure is None else on_failure.arguments[:1]
     # Names of groups contain no slash.
     paths = [
         os.path.abspath(os.path.expanduser(path)) for path in spec.inputs.values() if "/" in path

@@ -21,8 +21,7 @@ from featurestore.featuregroups import WriteRequest, get_or_create, insert
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.model import times
 from featurestore.model.group_options import GroupOptions
-from featurestore.model.job import JobSpec
-from featurestore.model.stream import StreamSpec
+from featurestore.model.job import StreamWork
 from featurestore.plugins.source import MicroBatch, StreamSource, Topic
 from featurestore.registry import featuregroups
 from featurestore.registry import jobs as registered_jobs
@@ -87,8 +86,8 @@ class _Run:
     """The fixed parts of a stream run, and its progress."""
 
     session: Session
-    spec: JobSpec
-    stream: StreamSpec
+    job: str
+    work: StreamWork
     source: StreamSource
     decoding: RecordDecoder
     run_id: str
@@ -101,7 +100,8 @@ class _Run:
 
 def consume(
     session: Session,
-    spec: JobSpec,
+    job: str,
+    work: StreamWork,
     target: StreamTarget,
     *,
     run_id: str,
@@ -113,7 +113,8 @@ def consume(
 
     Args:
         session: The connection.
-        spec: The job.
+        job: The name of the job.
+        work: The work of the job.
         target: The group of the job.
         run_id: The run id, for the commit metadata.
         check: Called before each commit; raises if another process has taken over the job.
@@ -126,11 +127,10 @@ def consume(
         BadRecord: More records are unreadable than the job allows.
         ValidationFailed: Rows of a strict job violate its expectations.
     """
-    stream = spec.stream
-    assert stream is not None
+    stream = work.stream
     stream_source = open_streams(session, stream)
     decoding = RecordDecoder(
-        make_decoder(stream_source, spec), stream_source.decoded_schema(stream)
+        make_decoder(stream_source, work), stream_source.decoded_schema(stream)
     )
     source = stream_source.stream()
     try:
@@ -138,8 +138,8 @@ def consume(
         group = target.group
         # Offsets are stored in the table, so it must exist before the position can be read.
         if group is None:
-            group = _create_group(session, spec, target.declared)
-        run = _Run(session, spec, stream, source, decoding, run_id, check, after_commit, stop)
+            group = _create_group(session, work, target.declared)
+        run = _Run(session, job, work, source, decoding, run_id, check, after_commit, stop)
         _read_up_to_now(run, group, topic)
         run.progress.version = group.spec.version
         return run.progress
@@ -147,19 +147,18 @@ def consume(
         source.close()
 
 
-def _create_group(session: Session, spec: JobSpec, declared: GroupOptions) -> OpenGroup:
+def _create_group(session: Session, work: StreamWork, declared: GroupOptions) -> OpenGroup:
     """Create the group of a job without rows, unless a concurrent process has created it."""
-    assert spec.stream is not None
-    empty_rows = spec.stream.columns.empty_table()
-    request = WriteRequest(spec.target, options=declared)
+    empty_rows = work.stream.columns.empty_table()
+    request = WriteRequest(work.target, options=declared)
     try:
         created = get_or_create(session, empty_rows, request)
     except DefinitionMismatch:  # the job's keys, times or partitions need the next version
         with session.registry.reading() as connection:
-            number = max(featuregroups.versions(connection, spec.target)) + 1
-        request = WriteRequest(spec.target, version=number, options=declared)
+            number = max(featuregroups.versions(connection, work.target)) + 1
+        request = WriteRequest(work.target, version=number, options=declared)
         created = get_or_create(session, empty_rows, request)
-    return open_group(session, spec.target, created.version)
+    return open_group(session, work.target, created.version)
 
 
 def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
@@ -167,23 +166,23 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
     # The end offsets are read only once: a run ends although producers continue to write.
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.reading() as connection:
-        last_identity = registered_jobs.topic_id(connection, run.spec.name)
+        last_identity = registered_jobs.topic_id(connection, run.job)
     for _ in range(_MAX_OVERTAKEN):
         state = read_snapshot(group.path)
-        check_topic_identity(state, run.stream, topic, last_identity)
-        partition_positions = positions(state, run.stream, topic)
+        check_topic_identity(state, run.work.stream, topic, last_identity)
+        partition_positions = positions(state, run.work.stream, topic)
         _record_progress(
             run, topic, {number: each.start for number, each in partition_positions.items()}
         )
         try:
             # Without this commit, a run that dies before its first micro-batch would be followed by
             # a run that starts at a later end of the topic, and records in between would be lost.
-            if run.stream.begin == "latest" and all(
+            if run.work.stream.begin == "latest" and all(
                 each.committed is None for each in partition_positions.values()
             ):
                 _commit_start_offsets(run, group, partition_positions)
                 continue
-            owned = run.source.owned(run.stream, list(partition_positions))
+            owned = run.source.owned(run.work.stream, list(partition_positions))
             partition_positions = {
                 number: each for number, each in partition_positions.items() if number in owned
             }
@@ -192,7 +191,7 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
         except StreamOvertaken as error:
             _log.info("%s", error.message)
     raise StreamOvertaken(
-        f"Job {run.spec.name!r} stopped, because other processes committed the same records first "
+        f"Job {run.job!r} stopped, because other processes committed the same records first "
         f"{_MAX_OVERTAKEN} times.",
         hint="use one runner for the job, or set consumer_group=",
     )
@@ -210,11 +209,11 @@ def _read(
     committed_offsets = {
         number: position.committed for number, position in partition_positions.items()
     }
-    spec = run.stream
+    spec = run.work.stream
     # Another runner may have committed records beyond the end offsets that this run has read.
     next_offsets = {number: max(ends[number], each) for number, each in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
-    quarantined = find_quarantined_ends(path, run.stream, partition_positions)
+    quarantined = find_quarantined_ends(path, run.work.stream, partition_positions)
     # The quarantine already contains the bad records of this micro-batch. Exactly its records are
     # committed again, so that the quarantine recognizes them by its offsets.
     if quarantined:
@@ -247,12 +246,13 @@ def _commit(
 ) -> None:
     """Commit one micro-batch, and record the progress in the registry."""
     run.check()
-    metadata = {"job": run.spec.name, "run": run.run_id, "topic": run.stream.topic}
+    metadata = {"job": run.job, "run": run.run_id, "topic": run.work.stream.topic}
     if topic.identity is not None:
         metadata["topic_id"] = topic.identity
     committed = commit_micro_batch(
         run.session,
-        run.spec,
+        run.job,
+        run.work,
         group,
         batch,
         previous_offsets=committed_offsets,
@@ -262,7 +262,7 @@ def _commit(
     run.progress.add(committed)
     run.progress.seconds = time.monotonic() - run.started
     # The micro-batch is committed, so an error of the registry must not fail the run.
-    with warn_after_publication(f"Delta version {committed.delta_version} of {run.spec.target!r}"):
+    with warn_after_publication(f"Delta version {committed.delta_version} of {run.work.target!r}"):
         _record_progress(run, topic, batch.end, committed=committed)
     run.after_commit()
     # The check follows the commit, so that the bad records are in the quarantine and can be
@@ -277,14 +277,17 @@ def _check_bad_records(run: _Run) -> None:
         BadRecord: Contains the most frequent reason.
     """
     progress = run.progress
-    if progress.records < _MIN_RECORDS or progress.bad <= run.stream.most_bad * progress.records:
+    if (
+        progress.records < _MIN_RECORDS
+        or progress.bad <= run.work.stream.most_bad * progress.records
+    ):
         return
     kind, count = progress.reasons.most_common(1)[0]
     raise BadRecord(
-        f"Job {run.spec.name!r}: {progress.bad:,} of {progress.records:,} records are unreadable, "
-        f"more than most_bad={run.stream.most_bad}. The most frequent reason ({count:,} records): "
+        f"Job {run.job!r}: {progress.bad:,} of {progress.records:,} records are unreadable, "
+        f"more than most_bad={run.work.stream.most_bad}. The most frequent reason ({count:,} records): "
         f"{progress.examples[kind]}.",
-        hint=f"after a change of schema=: featurestore stream replay {run.spec.name}",
+        hint=f"after a change of schema=: featurestore stream replay {run.job}",
     )
 
 
@@ -293,7 +296,7 @@ def _commit_start_offsets(
 ) -> None:
     """Commit the start offsets of a topic that is not read from its first record."""
     offsets = {
-        run.stream.app(number): (each.committed, each.start)
+        run.work.stream.app(number): (each.committed, each.start)
         for number, each in partition_positions.items()
     }
     request = WriteRequest(
@@ -312,10 +315,10 @@ def _record_progress(
         rate = run.progress.rows / run.progress.seconds
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.transaction() as connection:
-        registered_jobs.record_offsets(connection, run.spec.name, topic.name, offsets, ends=ends)
+        registered_jobs.record_offsets(connection, run.job, topic.name, offsets, ends=ends)
         registered_jobs.record_progress(
             connection,
-            run.spec.name,
+            run.job,
             topic_id=topic.identity,
             rows_per_second=rate,
             bad_records=0 if committed is None else committed.bad,

@@ -19,7 +19,7 @@ from featurestore.featuregroups.quality import add_to_quarantine
 from featurestore.featuregroups.record_queries import OFFSET, PARTITION
 from featurestore.featuregroups.records import RecordOrder, has_repeated_keys
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.model.job import JobSpec
+from featurestore.model.job import StreamWork
 from featurestore.model.reader_text import remove_machine_details
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, TableWrite
@@ -72,7 +72,8 @@ class Committed:
 
 def commit_micro_batch(
     session: Session,
-    spec: JobSpec,
+    job: str,
+    work: StreamWork,
     group: OpenGroup,
     batch: MicroBatch,
     *,
@@ -88,14 +89,13 @@ def commit_micro_batch(
         StreamOvertaken: Another process committed these records first.
         BadRecord: A record is unreadable, and the job fails on bad records.
     """
-    stream = spec.stream
-    assert stream is not None
+    stream = work.stream
     offsets = _find_advanced_offsets(stream, batch, previous_offsets)
-    with _decode_records(session, spec, batch, decoding) as records:
+    with _decode_records(session, job, work, batch, decoding) as records:
         # Bad records are quarantined first. Only the commit of the rows advances the offsets, so
         # after a crash in between, the next run reads the same records again and loses none.
         if records.bad.num_rows:
-            _handle_bad_records(session, spec, group, records.bad, offsets, commit_metadata)
+            _handle_bad_records(session, job, work, group, records.bad, offsets, commit_metadata)
         metadata = {
             **commit_metadata,
             "offsets": {str(number): end for number, end in batch.end.items()},
@@ -103,21 +103,21 @@ def commit_micro_batch(
         order = None
         rows = _select_columns(session, records.good, stream.columns.names)
         # Most micro-batches have no repeated keys and need no comparison of their records.
-        if _depends_on_order(session, spec, group, records, rows):
+        if _depends_on_order(session, work, group, records, rows):
             order = RecordOrder(
                 stream.on_duplicates,
                 pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS]),
                 records.deleted if records.deleted.num_rows else None,
-                is_log_time=_has_log_time(spec),
+                is_log_time=_has_log_time(work),
             )
             rows = _select_columns(
                 session, records.good, [*stream.columns.names, *order.columns.names]
             )
         request = WriteRequest(
-            spec.target,
+            work.target,
             version=group.spec.version,
             schema_change="add",
-            validation=spec.validation,
+            validation=work.options.validation,
             offsets=offsets,
             stream={**metadata, "bad": records.bad.num_rows},
             order=order,
@@ -136,25 +136,24 @@ def commit_micro_batch(
 
 
 def _depends_on_order(
-    session: Session, spec: JobSpec, group: OpenGroup, records: _Records, rows: object
+    session: Session, work: StreamWork, group: OpenGroup, records: _Records, rows: object
 ) -> bool:
     """Return whether the result depends on the order of the records in a micro-batch."""
     if records.deleted.num_rows:
         return True
-    if group.spec.expectations and spec.validation != "off":
+    if group.spec.expectations and work.options.validation != "off":
         return True  # rows are quarantined before rows with the same key are compared
     if has_repeated_keys(session, rows, group):
         return True
-    if not _has_log_time(spec):
+    if not _has_log_time(work):
         return False
-    names = [*spec.primary_key, str(spec.event_time), PARTITION, OFFSET]
+    names = [*work.options.primary_key, str(work.options.event_time), PARTITION, OFFSET]
     return has_decreasing_times(session, _select_columns(session, records.good, names), group)
 
 
-def _has_log_time(spec: JobSpec) -> bool:
+def _has_log_time(work: StreamWork) -> bool:
     """Return whether the event time is the time at which the database logged a change."""
-    assert spec.stream is not None
-    return spec.stream.fields.get(str(spec.event_time)) == "change_timestamp"
+    return work.stream.fields.get(str(work.options.event_time)) == "change_timestamp"
 
 
 def _select_columns(
@@ -180,12 +179,11 @@ def _find_advanced_offsets(
 
 @contextmanager
 def _decode_records(
-    session: Session, spec: JobSpec, batch: MicroBatch, decoding: RecordDecoder
+    session: Session, job: str, work: StreamWork, batch: MicroBatch, decoding: RecordDecoder
 ) -> Iterator[_Records]:
     """Decode a micro-batch; yield its rows, deleted keys and bad records."""
-    assert spec.stream is not None
     columns = [name for name in decoding.schema.names if name not in (RECORD_ERROR, RECORD_DELETES)]
-    keys = [*spec.primary_key, PARTITION, OFFSET]
+    keys = [*work.options.primary_key, PARTITION, OFFSET]
     if isinstance(batch.records, pa.Table):
         records = batch.records.combine_chunks()  # the decoder is fast on many rows at once
         decoded = [decoding.decode(each) for each in records.to_batches(_DECODED_ROWS)]
@@ -199,7 +197,7 @@ def _decode_records(
         yield _Records(good, deleted.select(keys), bad)
         return
     engine = session.engine
-    with in_flight(session, operation="stage", name=spec.name, version=1) as run:
+    with in_flight(session, operation="stage", name=job, version=1) as run:
         # On Spark, the executors decode the records. The result is staged, because each of the
         # filters below would read and decode the topic again.
         adopted = engine.adopt(batch.records)
@@ -210,7 +208,7 @@ def _decode_records(
         deleted_keys = engine.select(
             engine.filter(staged, RECORD_DELETES), {name: name for name in keys}
         )
-        deleted = engine.stream(deleted_keys).read_all() if spec.stream.mode == "upsert" else None
+        deleted = engine.stream(deleted_keys).read_all() if work.stream.mode == "upsert" else None
         readable = engine.filter(staged, f"{RECORD_ERROR} IS NULL AND NOT {RECORD_DELETES}")
         readable = engine.select(readable, {name: name for name in columns})
         no_keys = decoding.schema.empty_table().select(keys)
@@ -221,23 +219,23 @@ def _decode_records(
 
 def _handle_bad_records(
     session: Session,
-    spec: JobSpec,
+    job: str,
+    work: StreamWork,
     group: OpenGroup,
     bad: pa.Table,
     offsets: Mapping[str, tuple[int | None, int]],
     commit_metadata: Mapping[str, Any],
 ) -> None:
     """Fail on bad records, skip them or quarantine them, as the job specifies."""
-    assert spec.stream is not None
-    if spec.stream.on_bad_record == "fail":
+    if work.stream.on_bad_record == "fail":
         first = bad.slice(0, 1).to_pylist()[0]
         raise BadRecord(
-            f"Job {spec.name!r}: {bad.num_rows} records are unreadable. The first one is in "
+            f"Job {job!r}: {bad.num_rows} records are unreadable. The first one is in "
             f"partition {first['record_partition']} at offset {first['record_offset']}: "
             f"{str(first[RECORD_ERROR])[:_SHOWN_CHARACTERS]}.",
             hint="on_bad_record='quarantine' stores them in a quarantine table and continues",
         )
-    if spec.stream.on_bad_record == "skip":
+    if work.stream.on_bad_record == "skip":
         return
     rows = _to_quarantine_rows(bad, group.spec.schema)
     # By these offsets, the quarantine table recognizes bad records that it already contains. Rows

@@ -16,7 +16,7 @@ from featurestore.external.reading import open_source
 from featurestore.featuregroups.table import open_group
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec
+from featurestore.model.job import StreamWork
 from featurestore.model.source import SourceSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction
@@ -57,15 +57,13 @@ def open_stream_source(session: Session, spec: SourceSpec) -> HasStreams:
     return source
 
 
-def make_decoder(source: HasStreams, spec: JobSpec) -> BatchFunction:
+def make_decoder(source: HasStreams, work: StreamWork) -> BatchFunction:
     """Create the decoder of a stream job; keys and times must not be null."""
-    assert spec.stream is not None
-    times = tuple(name for name in (spec.event_time, spec.created_time) if name is not None)
+    stream, options = work.stream, work.options
     # Readable rows can only be quarantined for these reasons.
-    keep_values = bool(spec.expectations) or spec.stream.on_duplicates == "quarantine"
-    return source.decoder(
-        spec.stream, DecoderRequest(spec.primary_key, times, spec.partition_by, keep_values)
-    )
+    keep_values = bool(options.expectations) or stream.on_duplicates == "quarantine"
+    request = DecoderRequest(options.primary_key, options.times, options.partition_by, keep_values)
+    return source.decoder(stream, request)
 
 
 def describe_column_changes(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
@@ -76,15 +74,15 @@ def describe_column_changes(stream: StreamSpec, group: FeatureGroupSpec) -> list
     declared = {field.name: field.type for field in stream.columns}
     differences = []
     for field in group.schema:
-        kind = declared.get(field.name)
-        if kind is None:
+        dtype = declared.get(field.name)
+        if dtype is None:
             differences.append(f"{field.name!r} is missing")
-        elif not can_widen(kind, field.type):
-            differences.append(f"{field.name!r} is {kind} instead of {field.type}")
+        elif not can_widen(dtype, field.type):
+            differences.append(f"{field.name!r} is {dtype} instead of {field.type}")
     return differences
 
 
-def check_stream_job(session: Session, spec: JobSpec) -> None:
+def check_stream_job(session: Session, job: str, work: StreamWork) -> None:
     """Raise an error if a job cannot run; the broker is queried for the topic.
 
     Raises:
@@ -93,25 +91,23 @@ def check_stream_job(session: Session, spec: JobSpec) -> None:
         SourceTableNotFound: The topic does not exist.
         InvalidJob: The value format does not support the type of a column.
     """
-    assert spec.stream is not None
-    check_stream_definition(session, spec)
+    check_stream_definition(session, job, work)
     # Registration fails if the topic does not exist, instead of every run of the job.
     with session.registry.reading() as connection:
-        registered = sources.get(connection, spec.stream.source)
-    check_topic(session, registered, spec.stream.topic)
+        registered = sources.get(connection, work.stream.source)
+    check_topic(session, registered, work.stream.topic)
 
 
-def check_stream_definition(session: Session, spec: JobSpec) -> None:
+def check_stream_definition(session: Session, job: str, work: StreamWork) -> None:
     """Raise an error for a definition that cannot run, without a connection to the broker."""
-    assert spec.stream is not None
-    make_decoder(open_streams(session, spec.stream), spec)
-    reserved = [name for name in spec.stream.columns.names if name in RECORD_COLUMNS]
+    make_decoder(open_streams(session, work.stream), work)
+    reserved = [name for name in work.stream.columns.names if name in RECORD_COLUMNS]
     if reserved:
         raise InvalidJob(
-            f"Job {spec.name!r}: the column name {reserved[0]!r} is reserved for its quarantine table.",
+            f"Job {job!r}: the column name {reserved[0]!r} is reserved for its quarantine table.",
             hint="rename the column",
         )
-    _warn_of_next_version(session, spec)
+    _warn_of_next_version(session, job, work)
 
 
 def check_topic(session: Session, source: SourceSpec, topic: str) -> None:
@@ -123,18 +119,17 @@ def check_topic(session: Session, source: SourceSpec, topic: str) -> None:
         connection.close()
 
 
-def _warn_of_next_version(session: Session, spec: JobSpec) -> None:
+def _warn_of_next_version(session: Session, job: str, work: StreamWork) -> None:
     """Warn if the columns of a job require a new version of its group."""
-    assert spec.stream is not None
     with session.registry.reading() as connection:
-        registered = featuregroups.find(connection, spec.target)
+        registered = featuregroups.find(connection, work.target)
     if registered is None:
         return
-    group = open_group(session, spec.target).spec
-    differences = describe_column_changes(spec.stream, group)
+    group = open_group(session, work.target).spec
+    differences = describe_column_changes(work.stream, group)
     if differences:
         warn_caller(
-            f"job {spec.name!r} differs from feature group {group.name!r} version {group.version}: "
+            f"job {job!r} differs from feature group {group.name!r} version {group.version}: "
             f"{'; '.join(differences)}. Its next run creates version {group.version + 1}, and reads "
             "the topic from its first record",
             DataWarning,

@@ -23,7 +23,7 @@ from featurestore.featuregroups.record_queries import OFFSET, PARTITION
 from featurestore.featuregroups.records import RecordOrder, positions_of_ranges
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model import display
-from featurestore.model.job import JobSpec
+from featurestore.model.job import StreamWork
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, Engine, Relation, TableWrite
 from featurestore.plugins.source import RECORD_DELETES, RECORD_ERROR, STORED_COLUMNS
@@ -64,40 +64,39 @@ class _QuarantineDecoder:
         return self.decode(pa.RecordBatch.from_arrays(batch.columns, names))
 
 
-def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
+def replay(session: Session, job: str, work: StreamWork, group: OpenGroup) -> Replayed:
     """Replay the quarantined records of a group; the caller holds the job's lease.
 
     Raises:
         ValidationFailed: Rows violate expectations, and the job's validation policy is strict.
     """
-    assert spec.stream is not None
-    engine = session.engine
+    stream, engine = work.stream, session.engine
     path = session.quarantine_path(group.spec.name, group.spec.version)
     if not is_delta_table(path):
         return Replayed()
     # A replay commits the rows to the group first, then removes their records. A crash in between
     # must not write the rows again.
-    state = _finish_interrupted_replay(session, spec, group, read_snapshot(path))
+    state = _finish_interrupted_replay(session, stream, group, read_snapshot(path))
     if not state.rows or _TOPIC not in state.schema.names:
         return Replayed()
-    source = open_streams(session, spec.stream)
-    schema = source.decoded_schema(spec.stream)
-    with in_flight(session, operation="stage", name=spec.name, version=1) as run:
-        records = _read_quarantine(engine, state, schema, spec.stream.topic)
+    source = open_streams(session, stream)
+    schema = source.decoded_schema(stream)
+    with in_flight(session, operation="stage", name=job, version=1) as run:
+        records = _read_quarantine(engine, state, schema, stream.topic)
         rows = engine.map_batches(
-            records, _QuarantineDecoder(make_decoder(source, spec)), schema=schema
+            records, _QuarantineDecoder(make_decoder(source, work)), schema=schema
         )
         rows = engine.stage(rows, os.path.join(run.rows, "records"))
         bad = engine.filter(rows, f"{RECORD_ERROR} IS NOT NULL OR {RECORD_DELETES}")
         errors = engine.stream(engine.select(bad, {RECORD_ERROR: RECORD_ERROR})).read_all()
         reasons = Counter(pc.fill_null(errors.column(0), _DELETED).to_pylist())
         good = engine.filter(rows, f"{RECORD_ERROR} IS NULL AND NOT {RECORD_DELETES}")
-        names = [*spec.stream.columns.names, *STORED_COLUMNS]
+        names = [*stream.columns.names, *STORED_COLUMNS]
         good = engine.select(good, {name: name for name in names})
         if not engine.count(good):
             return Replayed(reasons=reasons)
-        inserted = _insert_new_rows(session, spec, group, good, state)
-        _remove_records(session, state, inserted, spec.stream.topic)
+        inserted = _insert_new_rows(session, work, group, good, state)
+        _remove_records(session, state, inserted, stream.topic)
         not_written = engine.count(good) - inserted.num_rows
     if not_written:
         reasons[_NOT_WRITTEN] = not_written
@@ -136,20 +135,18 @@ class _AddMissingColumns:
 
 
 def _insert_new_rows(
-    session: Session, spec: JobSpec, group: OpenGroup, good: Relation, state: Snapshot
+    session: Session, work: StreamWork, group: OpenGroup, good: Relation, state: Snapshot
 ) -> pa.Table:
     """Write the rows that the group does not contain, and return their record positions."""
-    assert spec.stream is not None
-    stream = spec.stream
     inserted: list[pa.Table] = []
     columns = pa.schema([good.schema.field(name) for name in STORED_COLUMNS])
     request = WriteRequest(
-        spec.target,
+        work.target,
         version=group.spec.version,
         schema_change="add",
-        validation=spec.validation,
+        validation=work.options.validation,
         # The table accepts only one replay of a version of the quarantine.
-        transaction=(_replay_application_id(stream), state.version),
+        transaction=(_replay_application_id(work.stream), state.version),
         # Rows in the group may come from later records, so they are kept.
         order=RecordOrder("first", columns, written_positions=inserted),
     )
@@ -163,19 +160,15 @@ def _replay_application_id(stream: StreamSpec) -> str:
 
 
 def _finish_interrupted_replay(
-    session: Session, spec: JobSpec, group: OpenGroup, state: Snapshot
+    session: Session, stream: StreamSpec, group: OpenGroup, state: Snapshot
 ) -> Snapshot:
     """Finish a replay that died between its two commits; return the updated quarantine."""
-    assert spec.stream is not None
-    if (
-        read_snapshot(group.path).transactions.get(_replay_application_id(spec.stream))
-        != state.version
-    ):
+    if read_snapshot(group.path).transactions.get(_replay_application_id(stream)) != state.version:
         return state
     for commit in read_history(group.path):
         ranges = commit.user_metadata.get("replayed")
         if isinstance(ranges, Mapping):
-            _remove_records(session, state, positions_of_ranges(ranges), spec.stream.topic)
+            _remove_records(session, state, positions_of_ranges(ranges), stream.topic)
             return read_snapshot(state.path)
     return state
 

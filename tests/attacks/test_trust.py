@@ -31,7 +31,24 @@ from featurestore.errors import ConfigurationError, FeatureStoreError, InvalidAr
 from featurestore.model.alert import Alert, Channel
 from featurestore.model.failure_action import FailureAction
 from featurestore.model.featuregroup import ExternalRows, FeatureGroupSpec
-from featurestore.model.job import JobSpec
+from featurestore.model.group_options import GroupOptions
+from featurestore.model.job import (
+    Alerts,
+    CatalogWork,
+    GroupWork,
+    JobSpec,
+    JobWork,
+    MonitorWork,
+    PublishWork,
+    PythonWork,
+    Schedule,
+    SqlWork,
+    StreamWork,
+    TrainingWork,
+    TransformWork,
+    WindowedWork,
+    WindowWork,
+)
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import ENVIRONMENT
 from featurestore.model.online_store import OnlineStoreSpec, online_kind
@@ -100,25 +117,25 @@ def elsewhere(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def job_specs(mark: Path) -> Iterator[JobSpec]:
     """Yield a job of each kind, which creates a file when it fails."""
     action = FailureAction(("touch", str(mark)))
-    base: dict[str, Any] = {
-        "schedule": "0 0 * * *",
-        "start": START,
-        "retries": 0,
-        "on_failure": action,
-        "event_time": "at",
-    }
-    missing = {"inputs": {"rows": "/no/such/folder"}}
-    for kind in ("python", "sql", "window", "training"):
-        yield JobSpec(f"{kind}_job", kind, "out", code="select 1", **missing, **base)
-    watched = MonitorSpec("trips", drift={}, freshness=timedelta(days=1), volume=None, schema=False)
-    group = {"inputs": {"rows": "trips"}, "code": ""}
-    yield JobSpec("monitor_job", "monitor", "trips", watched=watched, **group, **base)
-    publishes = (PublicationTarget.parse("no_view", online=None),)
-    yield JobSpec("publish_job", "publish", "no_view", publishes=publishes, **group, **base)
-    registers = CatalogTarget("lake", "features", ("stops",))
-    yield JobSpec("catalog_job", "catalog", "lake", registers=registers, **group, **base)
+    schedule = Schedule("0 0 * * *", start=START, retries=0, on_failure=action)
     stream = StreamSpec("events", "clicks", pa.schema([("id", pa.int64())]))
-    yield JobSpec("stream_job", "stream", "clicks", stream=stream, inputs={}, code="", **base)
+    watched = MonitorSpec("trips", drift={}, freshness=timedelta(days=1), volume=None, schema=False)
+    target: dict[str, Any] = {"target": "out"}
+    missing: dict[str, Any] = {"inputs": {"rows": "/no/such/folder"}, "code": "select 1"}
+    for work_type in (PythonWork, SqlWork, WindowWork):
+        options = GroupOptions(event_time="at", compact="auto", job=f"{work_type.kind}_job")
+        work = work_type(options=options, **target, **missing)
+        yield JobSpec(f"{work_type.kind}_job", schedule, Alerts(), work)
+    options = GroupOptions(event_time="at", compact="auto", job="stream_job")
+    works = (
+        TrainingWork(**target, **missing),
+        MonitorWork(target="trips", inputs={"rows": "trips"}, watched=watched),
+        PublishWork(publishes=(PublicationTarget.parse("no_view", online=None),)),
+        CatalogWork(registers=CatalogTarget("lake", "features", ("stops",))),
+        StreamWork(target="clicks", options=options, stream=stream),
+    )
+    for each in works:
+        yield JobSpec(f"{each.kind}_job", schedule, Alerts(), each)
 
 
 def test_foreign_jobs_of_each_kind_run_nothing(
@@ -413,27 +430,55 @@ ACTIONS = st.sampled_from(
 )
 
 
+# The options of a group that definitions of jobs store.
+STORED_OPTIONS = [
+    "primary_key",
+    "event_time",
+    "created_time",
+    "partition_by",
+    "ttl",
+    "expectations",
+    "validation",
+    "statistics",
+    "compact",
+    "description",
+    "tags",
+]
+
+
 @st.composite
 def random_jobs(draw: st.DrawFn) -> JobSpec:
     spec = draw(st.sampled_from(list(job_specs(Path("/mark")))))
-    fields = {
-        "name": draw(NAMES),
-        "code": draw(TEXTS),
-        "description": draw(TEXTS),
-        "tags": draw(st.dictionaries(TEXTS, TEXTS, max_size=2)),
-        "retries": draw(st.integers(0, 9)),
-        "lookback": timedelta(seconds=draw(st.integers(0, 9))),
-        "on_failure": draw(ACTIONS),
-        "alert": tuple(draw(st.lists(NAMES, max_size=2))),
-        "expectations": tuple(
-            draw(st.lists(st.dictionaries(NAMES, NUMBERS, max_size=2), max_size=2))
-        ),
-        "ttl": draw(st.sampled_from([None, timedelta(days=1)])),
-        "catchup": draw(st.sampled_from([None, 3])),
-    }
-    if draw(st.booleans()):
-        fields["sources"] = {"rows": SourceInput(draw(NAMES), sql=draw(TEXTS))}
-    return replace(spec, **fields)
+    schedule = replace(
+        spec.schedule,
+        retries=draw(st.integers(0, 9)),
+        on_failure=draw(ACTIONS),
+        catchup=draw(st.sampled_from([None, 3])),
+    )
+    alerts = Alerts(tuple(draw(st.lists(NAMES, max_size=2))))
+    name, work = draw(NAMES), spec.work
+    described: dict[str, Any] = {"description": draw(TEXTS)}
+    if not isinstance(work, PublishWork | CatalogWork):
+        described["tags"] = draw(st.dictionaries(TEXTS, TEXTS, max_size=2))
+    if isinstance(work, GroupWork):
+        expectations = st.lists(st.dictionaries(NAMES, NUMBERS, max_size=2), max_size=2)
+        options = replace(
+            work.options,
+            job=name,
+            expectations=tuple(draw(expectations)),
+            ttl=draw(st.sampled_from([None, timedelta(days=1)])),
+            **described,
+        )
+        work = replace(work, options=options)
+    else:
+        work = replace(work, **described)
+    if isinstance(work, WindowedWork | TrainingWork):
+        work = replace(work, code=draw(TEXTS))
+    if isinstance(work, TransformWork):
+        work = replace(work, lookback=timedelta(seconds=draw(st.integers(0, 9))))
+        if draw(st.booleans()):
+            work = replace(work, sources={"rows": SourceInput(draw(NAMES), sql=draw(TEXTS))})
+    return JobSpec(name, schedule, alerts, work)
 
 
 def random_sources() -> st.SearchStrategy[SourceSpec]:
@@ -503,6 +548,13 @@ def changed_fields(value: Any) -> Iterator[Any]:
         return
     for field in dataclasses.fields(value):
         current = getattr(value, field.name)
+        if isinstance(current, Schedule | Alerts | GroupWork | JobWork | GroupOptions):
+            for changed in changed_fields(current):
+                yield replace(value, **{field.name: changed})
+            continue
+        # Jobs have no values of these options.
+        if isinstance(value, GroupOptions) and field.name not in STORED_OPTIONS:
+            continue
         # The time of a registration differs between machines.
         if field.name == "created" or (field.name == "snapshots"):
             continue

@@ -299,6 +299,7 @@ def _misread(store: FeatureStore) -> None:
     from featurestore.featuregroups.write_request import WriteRequest
     from featurestore.jobs.stream_jobs import stream_job
     from featurestore.jobs.target import declaration
+    from featurestore.model.job import StreamWork
     from featurestore.plugins.source import DecoderRequest, MicroBatch
     from featurestore.registry import jobs
     from featurestore.streams.micro_batches import RecordDecoder, commit_micro_batch
@@ -309,26 +310,28 @@ def _misread(store: FeatureStore) -> None:
     spec = stream_job(
         "read_again", source="topics", topic="t", schema=schema, primary_key="id", event_time="t"
     ).spec
+    work = spec.work
+    assert isinstance(work, StreamWork)
     with store.session.registry.transaction() as connection:
         jobs.register(connection, spec, origin="jobs.py", watermark=None)
-    assert spec.stream is not None
-    empty = spec.stream.columns.empty_table()
-    get_or_create(store.session, empty, WriteRequest(spec.target, options=declaration(spec)))
+    empty = work.stream.columns.empty_table()
+    get_or_create(store.session, empty, WriteRequest(spec.target, options=declaration(work)))
     value = b'{"id": 1, "t": "2024-01-01T00:00:00Z"}'
     fields = {"topic": "t", "partition": 0, "offset": 0, "timestamp": None, "key": b"k"}
     records = pa.Table.from_pylist([{**fields, "value": value}], schema=decoding.RECORDS)
-    misreading = decoding.decoder(spec.stream, DecoderRequest(("id",)))._unreadable_rows
+    misreading = decoding.decoder(work.stream, DecoderRequest(("id",)))._unreadable_rows
 
     def decode(batch: pa.RecordBatch) -> pa.RecordBatch:
         return misreading(batch, "an error that was fixed since")
 
     commit_micro_batch(
         store.session,
-        spec,
+        spec.name,
+        work,
         open_group(store.session, spec.target),
         MicroBatch(records, {0: 0}, {0: 1}),
         previous_offsets={0: None},
-        decoding=RecordDecoder(decode, decoding.decoded_schema(spec.stream)),
+        decoding=RecordDecoder(decode, decoding.decoded_schema(work.stream)),
         commit_metadata={"job": spec.name, "run": "r", "topic": "t"},
     )
 

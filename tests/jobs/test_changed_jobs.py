@@ -27,7 +27,8 @@ from featurestore.errors import (
     JobLeased,
 )
 from featurestore.jobs.recovery import restore_runs
-from featurestore.jobs.schedule import Schedule, windows_between
+from featurestore.jobs.schedule import windows_between
+from featurestore.model.job import Schedule
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import jobs, runs

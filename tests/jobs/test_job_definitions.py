@@ -151,7 +151,7 @@ def test_queries_are_refused_by_types_as_soon_as_inputs_exist(
 
 
 def test_window_wider_than_schedule_interval_allowed_for_append() -> None:
-    assert build_spec(window="3h", mode="append").window is not None
+    assert build_spec(window="3h", mode="append").schedule.width is not None
 
 
 def test_job_function_parameters_must_match_window_and_inputs(define: Define) -> None:

@@ -147,7 +147,7 @@ def test_notebook_redefinition_replaces_job(monkeypatch: pytest.MonkeyPatch) -> 
     for retries in (1, 2):
         exec(sql_job(rules=f"retries={retries}").replace("demand = ", ""), vars(main))
     (definition, file) = load_jobs(main)["demand"]
-    assert (definition.spec.retries, file.origin) == (2, "__main__")
+    assert (definition.spec.schedule.retries, file.origin) == (2, "__main__")
 
 
 def test_load_jobs_broken_file_error_names_file(define: Define) -> None:

@@ -23,7 +23,8 @@ from featurestore.jobs.run import JobRun
 from featurestore.jobs.scheduler import Options
 from featurestore.jobs.target import build_windows_metadata, parse_row_range, parse_windows
 from featurestore.model.failure_action import parse_on_failure
-from featurestore.model.job import JobSpec
+from featurestore.model.group_options import GroupOptions
+from featurestore.model.job import Alerts, JobSpec, Schedule, SqlWork
 from featurestore.model.times import Window
 from featurestore.registry import lineage, runs
 from featurestore.store import FeatureStore
@@ -666,13 +667,19 @@ def test_parse_windows_malformed_metadata_returns_none(window: object) -> None:
 
 
 def test_parse_windows_reads_windows_metadata() -> None:
-    spec = JobSpec("demand", "sql", "demand", "0 * * * *", {}, "", mode="upsert", lookback=HOUR)
-    captured = replace(
-        spec, event_time="at", sources={"trips": featurestore.source("city", time="at")}
+    work = SqlWork(
+        target="demand",
+        options=GroupOptions(event_time="at"),
+        inputs={},
+        code="",
+        mode="upsert",
+        lookback=HOUR,
     )
+    spec = JobSpec("demand", Schedule("0 * * * *"), Alerts(), work)
+    captured = replace(work, sources={"trips": featurestore.source("city", time="at")})
     window = Window(START, START + HOUR)
-    for job_spec, first in ((spec, START), (captured, START - HOUR)):
-        note = {"window": build_windows_metadata(job_spec, window, 1)}
+    for each, first in ((work, START), (captured, START - HOUR)):
+        note = {"window": build_windows_metadata(spec, each, window, 1)}
         assert parse_windows(note) == ("demand", window, 1)
         assert parse_row_range(note) == Window(first, window.end)
     for damaged in ("", 3, (START + HOUR).isoformat()):

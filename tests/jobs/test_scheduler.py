@@ -17,8 +17,13 @@ import pytest
 from typer.testing import CliRunner
 
 from featurestore.cli import app
-from featurestore.jobs.scheduler import Options, dependency_levels, is_retry_due, windows_before_gap
-from featurestore.model.job import JobSpec
+from featurestore.jobs.scheduler import (
+    Options,
+    dependency_levels,
+    is_retry_due,
+    upstream_jobs,
+    windows_before_gap,
+)
 from featurestore.model.times import Window
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
@@ -42,19 +47,11 @@ Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
 
 
-def spec(name: str, **inputs: str) -> JobSpec:
-    return JobSpec(name=name, kind="sql", target=name, schedule="0 * * * *", inputs=inputs, code="")
-
-
 def test_dependency_levels_order_jobs_after_inputs() -> None:
-    a, b, c, d = (
-        spec("a", t="raw"),
-        spec("b", x="a"),
-        spec("c", x="a@v1", y="b"),
-        spec("d", t="raw"),
-    )
-    assert dependency_levels([c, b, a, d]) == [["a", "d"], ["b"], ["c"]]
-    assert dependency_levels([spec("a", x="b"), spec("b", x="a")]) == [["a", "b"]]
+    inputs = {"c": {"x": "a@v1", "y": "b"}, "b": {"x": "a"}, "a": {"t": "raw"}, "d": {"t": "raw"}}
+    targets = {name: name for name in inputs}
+    assert dependency_levels(upstream_jobs(inputs, targets)) == [["a", "d"], ["b"], ["c"]]
+    assert dependency_levels({"a": ["b"], "b": ["a"]}) == [["a", "b"]]
 
 
 def test_retry_delay_grows_with_failures() -> None:

@@ -29,13 +29,13 @@ from featurestore.errors import (
     JobFailed,
     RowsOutsideWindow,
 )
-from featurestore.jobs.compute import compute
+from featurestore.jobs.compute import compute_transform
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import SourceInputs, pin_inputs
 from featurestore.jobs.query import Unproven, parse_query
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.window_proofs import TimeExpression, prove_chunk
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, SqlWork
 from featurestore.model.times import Window, to_micros
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.store import FeatureStore
@@ -106,13 +106,19 @@ def build_spec(sql: str, **rules: Any) -> JobSpec:
     return featurestore.sql_job("demand", sql=sql, inputs=inputs, **{**values, **rules}).spec
 
 
+def sql_work(spec: JobSpec) -> SqlWork:
+    assert isinstance(spec.work, SqlWork)
+    return spec.work
+
+
 def outcome_of(spec: JobSpec, windows: Sequence[Window] = CHUNK) -> str:
     """Return how windows are computed: "as is", "columns", or the reason for one by one."""
+    work = sql_work(spec)
     try:
-        chunk = prove_chunk(spec, windows, schemas=SCHEMAS, times=TIMES)
+        chunk = prove_chunk(work, windows, schemas=SCHEMAS, times=TIMES)
     except Unproven as obstacle:
         return str(obstacle)
-    assert (chunk.input is None) == (chunk.code == spec.code)
+    assert (chunk.input is None) == (chunk.code == work.code)
     return "as is" if chunk.input is None else "columns"
 
 
@@ -273,8 +279,10 @@ def rows_of_chunk(
     job = RegisteredJob(spec, 1, "", paused=False, watermark=None)
     run = JobRun(store.session, job, JobDefinition(spec), windows, "owner")
     run = replace(run, inputs=pin_inputs(store.session, spec), staging=str(folder))
+    work = sql_work(spec)
+    sources = SourceInputs(store.session, work, run.inputs, run.staging)
     try:
-        relation = compute(run, SourceInputs(store.session, spec, run.inputs, run.staging))
+        relation = compute_transform(run, work, sources)
         assert relation is not None
         return sort_rows(store.session.engine.stream(relation).read_all())
     except FeatureStoreError as error:
@@ -283,22 +291,22 @@ def rows_of_chunk(
 
 def rows_of_windows(spec: JobSpec, windows: Sequence[Window]) -> Rows:
     """Return the rows that DuckDB computes for each window alone, or the class of an error."""
-    results = []
+    work, results = sql_work(spec), []
     for window in windows:
-        connection = tables_of_window(window.start - spec.lookback, window.end)
+        connection = tables_of_window(window.start - work.lookback, window.end)
         bounds = {"window_start": window.start, "window_end": window.end}
-        used = {name: value for name, value in bounds.items() if f"${name}" in spec.code}
+        used = {name: value for name, value in bounds.items() if f"${name}" in work.code}
         try:
-            result = connection.sql(spec.code, params=used).to_arrow_table()
+            result = connection.sql(work.code, params=used).to_arrow_table()
         except duckdb.Error:
             return InvalidSql
         if "hour" not in result.schema.names:
-            if spec.closed == "left":
+            if work.closed == "left":
                 return InvalidJob
             stamps = pa.array([window.end] * len(result), TIMESTAMP)
             result = result.append_column("hour", stamps)
         for time in to_timestamps(result["hour"]):
-            if time is None or not is_inside(time, window, spec.closed):
+            if time is None or not is_inside(time, window, work.closed):
                 return RowsOutsideWindow
         results += sort_rows(result)
     return sorted(results, key=repr)
@@ -412,7 +420,7 @@ def test_chunks_of_simple_queries_equal_python(
         outcomes[outcome_of(spec)] += 1
         actual = rows_of_chunk(market, spec, CHUNK, tmp_path / str(number))
         expected = rows_in_python(LOWER[lower], UPPER[upper], STAMPS[stamp], closed)
-        check_alike(actual, expected, f"{spec.code} closed={closed}")
+        check_alike(actual, expected, f"{sql_work(spec).code} closed={closed}")
     assert outcomes["as is"]
     assert outcomes["columns"] > count / 4
 

@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 
 from featurestore.errors import InvalidJob
 from featurestore.jobs import schedule as w
+from featurestore.model.job import Schedule
 from featurestore.model.times import Window
 
 HOUR = timedelta(hours=1)
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
-HOURLY = w.Schedule("0 * * * *", start=T0)
+HOURLY = Schedule("0 * * * *", start=T0)
 
 
-def spans(schedule: w.Schedule, start: datetime, count: int) -> list[float]:
+def spans(schedule: Schedule, start: datetime, count: int) -> list[float]:
     return [
         (window.end - window.start) / HOUR
         for window in islice(w.windows_after(schedule, start), count)
@@ -32,26 +33,26 @@ def spans(schedule: w.Schedule, start: datetime, count: int) -> list[float]:
 
 
 def test_windows_without_width_tile_time_across_dst_changes() -> None:
-    daily = w.Schedule("0 0 * * *", timezone="Europe/Stockholm")
+    daily = Schedule("0 0 * * *", timezone="Europe/Stockholm")
     assert spans(daily, datetime(2024, 3, 30, 23, tzinfo=UTC), 3) == [23, 24, 24]
     assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == [25, 24, 24]
     for start in (datetime(2024, 3, 29, tzinfo=UTC), datetime(2024, 10, 25, tzinfo=UTC)):
         for cron in ("0 * * * *", "30 2 * * *", "*/20 * * * *", "0 0 * * *"):
             actual = list(
-                islice(w.windows_after(w.Schedule(cron, timezone="Europe/Stockholm"), start), 100)
+                islice(w.windows_after(Schedule(cron, timezone="Europe/Stockholm"), start), 100)
             )
             assert all(before.end == after.start < after.end for before, after in pairwise(actual))
 
 
 def test_width_is_elapsed_time_unless_it_is_the_interval() -> None:
     for hours, expected in ((24, [25, 24, 24]), (20, [20, 20, 20]), (48, [48, 48, 48])):
-        daily = w.Schedule("0 0 * * *", hours * HOUR, timezone="Europe/Stockholm")
+        daily = Schedule("0 0 * * *", hours * HOUR, timezone="Europe/Stockholm")
         assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == expected
         assert w.has_overlapping_windows(daily) == (hours == 48)
 
 
 def test_hourly_windows_clocks_back_cover_each_hour_once() -> None:
-    local = w.Schedule("0 * * * *", timezone="America/New_York")
+    local = Schedule("0 * * * *", timezone="America/New_York")
     start = datetime(2024, 11, 3, 3, tzinfo=UTC)
     assert [window.end for window in islice(w.windows_after(local, start), 6)] == [
         start + n * HOUR for n in range(1, 7)
@@ -226,7 +227,7 @@ def walk_minutes(cron: RandomCron, zone: ZoneInfo, start: datetime, end: datetim
     return {time for time in instants if start < time <= end}
 
 
-def list_windows(schedule: w.Schedule, start: datetime, end: datetime) -> list[Window]:
+def list_windows(schedule: Schedule, start: datetime, end: datetime) -> list[Window]:
     """Return the windows that end in ``(start, end]``."""
     return list(takewhile(lambda window: window.end <= end, w.windows_after(schedule, start)))
 
@@ -241,7 +242,7 @@ def test_windows_of_random_schedules_equal_walk_over_minutes(count: int) -> None
         cron, zone = random_cron(chance, restricted_days=0.1), ZoneInfo(name)
         end, message = start + DAY, f"{cron.text} in {name} from {start}"
         try:
-            schedule = w.Schedule(cron.text, timezone=name)
+            schedule = Schedule(cron.text, timezone=name)
         except InvalidJob:
             assert not walk_minutes(cron, zone, start, end), message
             continue
@@ -274,7 +275,7 @@ def test_windows_as_wide_as_the_interval_are_adjacent(count: int) -> None:
         cron, interval = chance.choice(list(intervals.items()))
         start = change - chance.random() * 2 * interval
         adjacent, wide, double, half = (
-            list(islice(w.windows_after(w.Schedule(cron, width, timezone=name), start), 8))
+            list(islice(w.windows_after(Schedule(cron, width, timezone=name), start), 8))
             for width in (None, interval, 2 * interval, interval / 2)
         )
         assert wide == adjacent, f"{cron} in {name} from {start}"
@@ -282,7 +283,7 @@ def test_windows_as_wide_as_the_interval_are_adjacent(count: int) -> None:
             0.5
         ]
         for window in wide:
-            schedule = w.Schedule(cron, interval, timezone=name)
+            schedule = Schedule(cron, interval, timezone=name)
             assert w.window_starting(schedule, window.start) == window
             assert w.window_ending(schedule, window.end) == window
 
@@ -297,7 +298,7 @@ def test_days_of_random_schedules_equal_walk_over_days(count: int) -> None:
         expression = " ".join(["0 0", *cron.text.split()[2:]])
         expected = [day for day in days if cron.matches_day(day)]
         try:
-            windows = list_windows(w.Schedule(expression), first - MINUTE, days[-1])
+            windows = list_windows(Schedule(expression), first - MINUTE, days[-1])
         except InvalidJob:
             assert not expected, expression
         else:
@@ -319,14 +320,14 @@ def test_cronsim_alone_maps_local_times_differently(
 ) -> None:
     # If this fails after an upgrade of cronsim, the module may not need its own mapping any more.
     since = datetime.fromisoformat(start).replace(tzinfo=UTC)
-    windows = islice(w.windows_after(w.Schedule(cron, timezone=zone), since), 2)
+    windows = islice(w.windows_after(Schedule(cron, timezone=zone), since), 2)
     assert " ".join(f"{window.end:%H:%M}" for window in windows) == expected
     alone = islice(CronSim(cron, since.astimezone(ZoneInfo(zone))), 2)
     assert " ".join(f"{time.astimezone(UTC):%H:%M}" for time in alone) == cronsim_times
 
 
 def test_due_windows_wait_for_allowed_lateness() -> None:
-    patient = w.Schedule("0 * * * *", start=T0, allowed_lateness=timedelta(minutes=15))
+    patient = Schedule("0 * * * *", start=T0, allowed_lateness=timedelta(minutes=15))
     assert w.due_windows(patient, watermark=None, now=T0 + HOUR + timedelta(minutes=14)) == []
     assert w.due_windows(patient, watermark=None, now=T0 + HOUR + timedelta(minutes=15)) == [
         Window(T0, T0 + HOUR)
@@ -345,7 +346,7 @@ def test_due_and_done_windows_cover_all_windows(hours: set[int], now: int) -> No
 
 
 def test_due_windows_without_start_or_with_limit() -> None:
-    assert w.due_windows(w.Schedule("0 * * * *"), watermark=None, now=T0) == []
+    assert w.due_windows(Schedule("0 * * * *"), watermark=None, now=T0) == []
     actual = w.due_windows(HOURLY, watermark=None, now=T0 + 9 * HOUR, limit=2)
     assert [window.start for window in actual] == [T0, T0 + HOUR]
 
@@ -360,7 +361,7 @@ def test_window_ending_equals_window_starting() -> None:
 def test_schedule_invalid_arguments_raise(subtests: pytest.Subtests) -> None:
     for wrong in ({"timezone": "Mars/Olympus"}, {"width": timedelta(0)}):
         with subtests.test(str(wrong)), pytest.raises(InvalidJob):
-            w.Schedule(**{"cron": "0 * * * *", **wrong})  # type: ignore[arg-type]
+            w.check_schedule(Schedule(**{"cron": "0 * * * *", **wrong}))  # type: ignore[arg-type]
 
 
 def test_schedule_that_cannot_be_computed_raises_with_valid_hint(
@@ -390,9 +391,9 @@ def test_schedule_that_cannot_be_computed_raises_with_valid_hint(
     for cron, suggestion in suggestions.items():
         with subtests.test(cron[:40]):
             with pytest.raises(InvalidJob, match="cannot be computed") as refused:
-                w.Schedule(cron)
+                w.check_schedule(Schedule(cron))
             assert f"schedule={suggestion!r}" in str(refused.value.hint)
-            w.Schedule(suggestion)
+            w.check_schedule(Schedule(suggestion))
 
 
 def test_schedule_of_random_text_is_computed_or_refused() -> None:
@@ -404,7 +405,7 @@ def test_schedule_of_random_text_is_computed_or_refused() -> None:
         if chance.random() < 0.2:
             cron = cron.replace(" ", "", 1)
         try:
-            schedule = w.Schedule(cron)
+            schedule = w.check_schedule(Schedule(cron))
         except InvalidJob:
             continue
         window = next(w.windows_after(schedule, T0))
@@ -413,4 +414,4 @@ def test_schedule_of_random_text_is_computed_or_refused() -> None:
 
 def test_named_schedules_equal_their_fields() -> None:
     for name, cron in {"@daily": "0 0 * * *", " @Weekly": "0 0 * * sun"}.items():
-        assert spans(w.Schedule(name), T0, 9) == spans(w.Schedule(cron), T0, 9)
+        assert spans(Schedule(name), T0, 9) == spans(Schedule(cron), T0, 9)

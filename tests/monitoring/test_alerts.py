@@ -26,7 +26,8 @@ from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import FeatureStoreError, InvalidJob, JobFailed, RegistryError
 from featurestore.jobs.scheduler import Options
 from featurestore.model.alert import Alert, Channel
-from featurestore.model.job import JobSpec
+from featurestore.model.job import Alerts, JobSpec, MonitorWork, Schedule
+from featurestore.model.monitor import MonitorSpec
 from featurestore.registry import alerts
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import DAY, DAYS, NOW, Clock, sales
@@ -507,7 +508,12 @@ def test_alert_is_delivered_once_after_sender_kill(quiet: FeatureStore) -> None:
 def test_incident_and_alert_are_recorded_atomically(quiet: FeatureStore) -> None:
     from featurestore.alerts import incidents
 
-    spec = JobSpec("watch", "monitor", "watch", "0 0 * * *", {}, "", alert=("ops",))
+    spec = JobSpec(
+        "watch",
+        Schedule("0 0 * * *"),
+        Alerts(("ops",)),
+        MonitorWork(target="watch", inputs={}, watched=MonitorSpec("sales")),
+    )
 
     def fail() -> None:
         with quiet.session.registry.transaction() as connection:

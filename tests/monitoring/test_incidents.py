@@ -15,7 +15,7 @@ from featurestore.alerts import incidents
 from featurestore.jobs.monitors import run as monitor_run
 from featurestore.model.alert import Alert
 from featurestore.model.finding import Finding
-from featurestore.model.job import JobSpec
+from featurestore.model.job import Alerts, JobSpec, MonitorWork, Schedule
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.times import Window
@@ -28,14 +28,9 @@ REMIND = timedelta(hours=30)
 STATES = ("alarm", "suspect", "unknown", "within", "back")
 SPEC = JobSpec(
     "watch",
-    "monitor",
-    "sales",
-    "0 0 * * *",
-    {},
-    "",
-    alert=("ops",),
-    remind=REMIND,
-    watched=MonitorSpec("sales"),
+    Schedule("0 0 * * *"),
+    Alerts(("ops",), REMIND),
+    MonitorWork(target="sales", inputs={}, watched=MonitorSpec("sales")),
 )
 
 
@@ -111,7 +106,7 @@ def check_sequence(store: FeatureStore, clock: Clock, seed: int, *, deliver: boo
         expected = model.evaluate(states, clock.now)
         with store.session.registry.transaction() as connection:
             report = report_of(states, Window(end - DAY, end))
-            monitor_run._update_incidents(connection, SPEC, report, back)
+            monitor_run._update_incidents(connection, SPEC, report, back, confirm=2)
         messages = queued(store, recorded_ids)
         actual = {(message.event, message.families) for message in messages}
         assert {(event, frozenset(names)) for event, names in actual} == {

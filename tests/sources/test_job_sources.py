@@ -303,7 +303,7 @@ def test_source_definitions_are_stored_or_refused() -> None:
         inputs={"trips": featurestore.source("city", table="trips", time="left_at")},
     ).spec
     assert JobSpec.from_text(json.dumps(spec.to_json())) == spec
-    assert spec.input_times == {"trips": "left_at"}
+    assert spec.work.input_times == {"trips": "left_at"}
     with pytest.raises(InvalidArgument, match="exclude each other"):
         featurestore.source("city", table="trips", sql="select 1")
     for wrong in (

@@ -100,7 +100,7 @@ def final_values(store: FeatureStore) -> dict[Item, Any]:
         ("model stage",): model.stage,
         ("model description",): model.description,
         ("model tags",): model.tags,
-        ("job retries",): job.spec.retries,
+        ("job retries",): job.spec.schedule.retries,
         ("job paused",): job.paused,
         ("private",): is_private,
     }

@@ -18,10 +18,8 @@ import pytest
 
 import featurestore
 from featurestore.model.requests import (
-    FeatureJobRequest,
     RetrievalRequest,
     RowsRequest,
-    TrainingJobRequest,
     TrainingRequest,
     ViewRequest,
 )
@@ -275,9 +273,6 @@ featurestore.visualize_featuregroup_correlations("eit_school")
 
 def test_request_fields_match_call_arguments(subtests: pytest.Subtests) -> None:
     requests: list[tuple[Any, type[Any], set[str]]] = [
-        (featurestore.job, FeatureJobRequest, set()),
-        (featurestore.sql_job, FeatureJobRequest, {"sql"}),
-        (featurestore.training_job, TrainingJobRequest, set()),
         (FeatureStore.create_training_dataset, TrainingRequest, {"data", "progress"}),
         (FeatureStore.get_features, RetrievalRequest, {"dataframe_type", "verify"}),
         (FeatureStore.explain_features, RetrievalRequest, set()),

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.jobs.target import declaration, find_target
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, StreamWork
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, Engine
 from featurestore.plugins.source import DecoderRequest, MicroBatch, OffsetRange, Topic
@@ -83,11 +83,14 @@ def run(
 ) -> Progress:
     """Read the topic into the group of a job."""
     monkeypatch.setattr(loop, "open_streams", lambda session, stream: topics)
-    declared = StreamTarget(find_target(store.session, spec), declaration(spec))
+    work = spec.work
+    assert isinstance(work, StreamWork)
+    declared = StreamTarget(find_target(store.session, work), declaration(work))
     stop = threading.Event()
     return consume(
         store.session,
-        spec,
+        spec.name,
+        work,
         declared,
         run_id="r",
         check=lambda: None,

@@ -16,7 +16,7 @@ import featurestore
 from featurestore.arrow.schemas import schema_from_avro
 from featurestore.errors import BadRecord, InvalidJob
 from featurestore.featuregroups.table import open_group
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, StreamWork
 from featurestore.model.stream import StreamSpec
 from featurestore.store import FeatureStore
 from featurestore.streams.opening import describe_column_changes
@@ -233,8 +233,8 @@ def test_run_with_mostly_bad_records_fails(
 
 
 def arguments_of(spec: JobSpec) -> dict[str, Any]:
-    assert spec.stream is not None
-    actual = {"source": "events", "topic": "events", "schema": spec.stream.schema}
+    assert isinstance(spec.work, StreamWork)
+    actual = {"source": "events", "topic": "events", "schema": spec.work.stream.schema}
     return {**actual, "primary_key": "id", "event_time": "at"}
 
 

@@ -27,7 +27,7 @@ def test_stream_publishes_views_after_each_micro_batch(
     (registered,) = store.register_jobs(
         job_file(job(topic, batch_records=10, publish=publish, alert=["ops"]))
     )
-    assert [str(publication) for publication in registered.spec.publishes] == [
+    assert [str(publication) for publication in registered.spec.work.publishes] == [
         "users",
         "users@v1 to cache",
     ]

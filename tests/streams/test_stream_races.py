@@ -12,6 +12,7 @@ import pytest
 import featurestore
 from featurestore.errors import JobLeased
 from featurestore.jobs.target import declaration, find_target
+from featurestore.model.job import StreamWork
 from featurestore.registry import jobs
 from featurestore.registry.runs import Run
 from featurestore.store import FeatureStore
@@ -25,11 +26,13 @@ def read(store: FeatureStore) -> int:
     """Read the topic like a run, without its lease."""
     session = store.session
     with session.registry.reading() as connection:
-        spec = jobs.get(connection, "clicks").spec
-    aimed = StreamTarget(find_target(session, spec), declaration(spec))
+        work = jobs.get(connection, "clicks").spec.work
+    assert isinstance(work, StreamWork)
+    aimed = StreamTarget(find_target(session, work), declaration(work))
     progress = consume(
         session,
-        spec,
+        "clicks",
+        work,
         aimed,
         run_id="test",
         check=lambda: None,

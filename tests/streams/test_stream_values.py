@@ -186,7 +186,7 @@ FOREIGN = {"Customer Id": "int64", "at": "timestamp", "Año": "int64"}
 
 def foreign_job(**arguments: Any) -> StreamSpec:
     options = {"source": "e", "topic": "t", "schema": FOREIGN, "event_time": "at", **arguments}
-    spec = featurestore.stream_job("clicks", **options).spec.stream
+    spec = featurestore.stream_job("clicks", **options).spec.work.stream
     assert spec is not None
     return StreamSpec.from_json(json.loads(json.dumps(spec.to_json())))
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from featurestore.jobs.schedule import Schedule, last_schedule_time, window_ending
+from featurestore.jobs.schedule import last_schedule_time, window_ending
 from featurestore.model.finding import Finding
+from featurestore.model.job import Schedule
 from featurestore.model.monitor import Baseline
 from featurestore.model.monitor_report import Acceptance, Subject, find_subjects_out_of_bounds
 from featurestore.model.times import Window

@@ -8,10 +8,16 @@ from datetime import datetime, timedelta
 
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.jobs.definitions import JobDefinition, add_to_module, check_channel_names
-from featurestore.jobs.schedule import build_schedule
+from featurestore.jobs.definitions import (
+    Duration,
+    JobDefinition,
+    add_to_module,
+    check_channel_names,
+    define_schedule,
+    parse_optional_duration,
+)
 from featurestore.model.arguments import calling_globals, with_suggestions
-from featurestore.model.job import JobSpec
+from featurestore.model.job import Alerts, JobSpec, MonitorWork
 from featurestore.model.monitor import (
     DEFAULT_BASELINE,
     DEFAULT_DRIFT,
@@ -24,13 +30,12 @@ from featurestore.model.monitor import (
     check_monitored_model,
 )
 from featurestore.model.names import check_name, parse_group_reference
-from featurestore.model.times import parse_duration, parse_moment, parse_version_or_moment
+from featurestore.model.times import parse_duration, parse_version_or_moment
 from featurestore.monitoring.metrics import Quality, check_metrics
 from featurestore.recovery import models as directories
 from featurestore.registry.artifacts import models
 from featurestore.session import Session
 
-Duration = timedelta | str
 # The input name of the monitored group in a run.
 WATCHED_INPUT = "rows"
 # The input name of the labels for a model's predictions.
@@ -149,7 +154,7 @@ def monitor_job(
     ...     baseline=featurestore.baseline(training_dataset="late_flights", split="train"),
     ...     freshness="2h", metrics={"windy": "avg(wind)"},
     ... )
-    >>> (watch.spec.kind, watch.spec.watched.freshness)
+    >>> (watch.spec.kind, watch.spec.work.watched.freshness)
     ('monitor', datetime.timedelta(seconds=7200))
     """
     max_ages = parse_freshness(freshness)
@@ -169,21 +174,27 @@ def monitor_job(
         )
     )
     check_metrics(watched.metrics)
-    inputs = {WATCHED_INPUT: normalize_reference(featuregroup)}
-    options = MonitorOptions(
-        schedule=schedule,
-        window=window,
-        start=start,
-        allowed_lateness=allowed_lateness,
-        timezone=timezone,
-        retries=retries,
-        catchup=catchup,
-        alert=alert,
-        remind=remind,
-        description=description,
-        tags=tags,
+    spec = JobSpec(
+        name=check_name(name, noun="monitor"),
+        schedule=define_schedule(
+            schedule,
+            job=name,
+            window=window,
+            start=start,
+            allowed_lateness=allowed_lateness,
+            timezone=timezone,
+            catchup=catchup,
+            retries=retries,
+        ),
+        alerts=Alerts(check_channel_names(alert), parse_optional_duration(remind, "remind")),
+        work=MonitorWork(
+            target=name,
+            inputs={WATCHED_INPUT: normalize_reference(featuregroup)},
+            watched=watched,
+            description=description,
+            tags=dict(tags or {}),
+        ),
     )
-    spec = monitor_spec(name, inputs, watched, options)
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
@@ -260,7 +271,7 @@ def model_monitor_job(
     ...     "late_watch", model="late_flights", predictions="late_scores", labels="questions",
     ...     metric="auc", window="7d", schedule="0 5 * * *", limits={"auc": (0.6, None)},
     ... )
-    >>> (watch.spec.inputs, watch.spec.watched.metric_names)
+    >>> (watch.spec.inputs, watch.spec.work.watched.metric_names)
     ({'rows': 'late_scores', 'labels': 'questions'}, ('auc', 'labelled'))
     """
     if baseline is not None and not baseline.is_moving:
@@ -299,24 +310,30 @@ def model_monitor_job(
         )
     )
     check_metrics(watched_model.metrics)
-    inputs = {
-        WATCHED_INPUT: normalize_reference(predictions),
-        LABELS_INPUT: normalize_reference(labels),
-    }
-    options = MonitorOptions(
-        schedule=schedule,
-        window=window,
-        start=start,
-        allowed_lateness=allowed_lateness,
-        timezone=timezone,
-        retries=retries,
-        catchup=catchup,
-        alert=alert,
-        remind=remind,
-        description=description,
-        tags=tags,
+    spec = JobSpec(
+        name=check_name(name, noun="monitor"),
+        schedule=define_schedule(
+            schedule,
+            job=name,
+            window=window,
+            start=start,
+            allowed_lateness=allowed_lateness,
+            timezone=timezone,
+            catchup=catchup,
+            retries=retries,
+        ),
+        alerts=Alerts(check_channel_names(alert), parse_optional_duration(remind, "remind")),
+        work=MonitorWork(
+            target=name,
+            inputs={
+                WATCHED_INPUT: normalize_reference(predictions),
+                LABELS_INPUT: normalize_reference(labels),
+            },
+            watched=watched,
+            description=description,
+            tags=dict(tags or {}),
+        ),
     )
-    spec = monitor_spec(name, inputs, watched, options)
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
@@ -362,54 +379,6 @@ class _Freshness:
 
     event_time: timedelta | None = None
     commit: timedelta | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MonitorOptions:
-    """The schedule, windows, alerts and description of a monitor, as the caller specified them."""
-
-    schedule: str
-    window: Duration | None
-    start: datetime | str | None
-    allowed_lateness: Duration
-    timezone: str
-    retries: int
-    catchup: int | None
-    alert: str | Sequence[str]
-    remind: Duration | None
-    description: str
-    tags: Mapping[str, str] | None
-
-
-def monitor_spec(
-    name: str, inputs: Mapping[str, str], watched: MonitorSpec, options: MonitorOptions
-) -> JobSpec:
-    """Build the specification of a monitor with a validated schedule."""
-    width = options.window
-    spec = JobSpec(
-        name=check_name(name, noun="monitor"),
-        kind="monitor",
-        target=name,
-        schedule=options.schedule,
-        inputs=inputs,
-        code="",
-        window=None if width is None else parse_duration(width, argument="window"),
-        start=None if options.start is None else parse_moment(options.start, argument="start"),
-        allowed_lateness=parse_duration(options.allowed_lateness, argument="allowed_lateness"),
-        timezone=options.timezone,
-        closed="left",
-        description=options.description,
-        tags=dict(options.tags or {}),
-        retries=options.retries,
-        catchup=options.catchup,
-        alert=check_channel_names(options.alert),
-        remind=None
-        if options.remind is None
-        else parse_duration(options.remind, argument="remind"),
-        watched=watched,
-    )
-    build_schedule(spec)  # the constructor of a schedule validates it
-    return spec
 
 
 def normalize_reference(reference: str) -> str:

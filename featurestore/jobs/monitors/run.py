@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 from sqlalchemy.engine import Connection
@@ -27,11 +27,11 @@ from featurestore.jobs.monitors.baselines import (
 )
 from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT, build_quality
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
-from featurestore.jobs.schedule import build_schedule, latest_complete_window
+from featurestore.jobs.schedule import check_schedule, latest_complete_window
 from featurestore.jobs.windows import find_changes
 from featurestore.model import times
 from featurestore.model.finding import Finding
-from featurestore.model.job import JobSpec
+from featurestore.model.job import JobSpec, MonitorWork
 from featurestore.model.monitor import LABELLED, MonitorSpec
 from featurestore.model.monitor_report import MonitorReport, sort_by_severity
 from featurestore.model.times import Window, from_micros
@@ -50,37 +50,44 @@ _FAMILIES = ("drift", "nulls", "values", "anchor", "freshness", "volume", "schem
 _EVENT_TIME, _COMMIT = "event time", "last commit"
 
 
-def run_monitor(run: JobRun) -> Run:
+def run_monitor(run: JobRun, work: MonitorWork) -> Run:
     """Compare the windows of a run with the baseline, and record the findings."""
-    return run_recorded(run, _evaluate_and_record)
+    return run_recorded(run, partial(_evaluate_and_record, work))
 
 
-def _evaluate_and_record(run: JobRun) -> RunOutput:
+def _evaluate_and_record(work: MonitorWork, run: JobRun) -> RunOutput:
     """Evaluate the windows of a run; its output records reports and incidents."""
-    observed = evaluate_windows(run.session, run.spec, run.windows, run.inputs)
+    observed = evaluate_windows(run.session, run.spec, work, run.windows, run.inputs)
     window_reports = observed.reports
-    work = observers.current()
-    if work is not None:
-        work.monitor_report = window_reports[-1]
+    observed_run = observers.current()
+    if observed_run is not None:
+        observed_run.monitor_report = window_reports[-1]
 
     # Called in the transaction that ends the run, so that a crash loses neither reports nor alerts.
     def record(connection: Connection) -> None:
         reports.record_monitor_reports(connection, window_reports, run_id=run.run_id)
-        _update_incidents(connection, run.spec, window_reports[-1], observed.back)
+        _update_incidents(
+            connection, run.spec, window_reports[-1], observed.back, confirm=work.watched.confirm
+        )
 
     rows = sum(window_report.rows for window_report in window_reports)
     return RunOutput(rows, window_reports[-1].delta_version, None, record)
 
 
 def _update_incidents(
-    connection: Connection, spec: JobSpec, report: MonitorReport, back: Collection[str]
+    connection: Connection,
+    spec: JobSpec,
+    report: MonitorReport,
+    back: Collection[str],
+    *,
+    confirm: int,
 ) -> None:
     """Update the incidents for the latest window; earlier windows raise no alerts.
 
     An incident ends only when its values are back within bounds (``back``), and not because there
     is nothing to compare them with.
     """
-    if report.window != latest_complete_window(build_schedule(spec), times.utc_now()):
+    if report.window != latest_complete_window(check_schedule(spec.schedule), times.utc_now()):
         return
     alarms_by_kind: dict[str, list[str]] = {}
     for finding in report.alarms:
@@ -94,7 +101,6 @@ def _update_incidents(
         elif not _is_within(report.findings, family):
             suspects = [str(suspect) for suspect in report.suspects if suspect.kind == family]
             lasting_by_kind[family] = suspects or [f"{family} could not be evaluated"]
-    confirm = 1 if spec.watched is None else spec.watched.confirm
     incidents.update_incidents(
         connection,
         spec,
@@ -114,12 +120,18 @@ class ObservedWindows:
 
 
 def evaluate_windows(
-    session: Session, spec: JobSpec, windows: Sequence[Window], inputs: Sequence[PinnedInput]
+    session: Session,
+    spec: JobSpec,
+    work: MonitorWork,
+    windows: Sequence[Window],
+    inputs: Sequence[PinnedInput],
 ) -> ObservedWindows:
     """Return the window reports, oldest first; only the last report has shares to plot."""
-    observation = MonitorEvaluation(session, spec, inputs)
+    observation = MonitorEvaluation(session, spec, work.watched, inputs)
     # An alarm requires consecutive windows, so the windows before each window are evaluated, too.
-    chains = with_windows_before(build_schedule(spec), windows, observation.watched.confirm - 1)
+    chains = with_windows_before(
+        check_schedule(spec.schedule), windows, observation.watched.confirm - 1
+    )
     observation.prepare(window for chain in chains for window in chain)
     window_reports = [observation.report(chain) for chain in chains]
     for index in range(len(window_reports) - 1):
@@ -132,13 +144,13 @@ def evaluate_windows(
 class MonitorEvaluation:
     """The profiles of a monitor's windows, and the results of its rules for them."""
 
-    def __init__(self, session: Session, spec: JobSpec, inputs: Sequence[PinnedInput]) -> None:
-        if spec.watched is None:
-            raise InvalidJob(f"{spec.name!r} is not a monitor of a feature group.")
+    def __init__(
+        self, session: Session, spec: JobSpec, watched: MonitorSpec, inputs: Sequence[PinnedInput]
+    ) -> None:
         self._session = session
         self._spec = spec
         self._inputs = {pinned.name: pinned for pinned in inputs}
-        self.watched: MonitorSpec = spec.watched
+        self.watched = watched
         self._group = self._open_group(WATCHED_INPUT)
         self._profiler = Profiler(
             session, self._group, self.watched, self._is_current, self._quality()
@@ -249,7 +261,7 @@ class MonitorEvaluation:
         """Return the scheduled windows that must confirm a finding of a window."""
         if window not in self._chains:
             count = self.watched.confirm - 1
-            (chain,) = with_windows_before(build_schedule(self._spec), [window], count)
+            (chain,) = with_windows_before(check_schedule(self._spec.schedule), [window], count)
             self._chains[window] = chain[:-1]
         return self._chains[window]
 
@@ -357,7 +369,7 @@ class MonitorEvaluation:
             self.watched.model,
             predictions=self._group,
             labels=self._open_group(LABELS_INPUT),
-            wait=self._spec.allowed_lateness,
+            wait=self._spec.schedule.allowed_lateness,
         )
 
     # -- time and versions --------------------------------------------------------------------
@@ -365,7 +377,7 @@ class MonitorEvaluation:
     @cached_property
     def _latest_window(self) -> Window | None:
         """The latest complete window, which is evaluated as of now."""
-        return latest_complete_window(build_schedule(self._spec), times.utc_now())
+        return latest_complete_window(check_schedule(self._spec.schedule), times.utc_now())
 
     @cached_property
     def _first_event_time(self) -> datetime | None:

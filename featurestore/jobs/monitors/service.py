@@ -15,11 +15,12 @@ from featurestore.jobs.inputs import pin_inputs
 from featurestore.jobs.monitors.run import evaluate_windows
 from featurestore.jobs.registration import authorize_job
 from featurestore.jobs.run import TrainingCall
-from featurestore.jobs.schedule import build_schedule, latest_complete_window
+from featurestore.jobs.schedule import check_schedule, latest_complete_window
 from featurestore.jobs.service import run_job
 from featurestore.jobs.windows import find_due_windows, resolve_window
 from featurestore.model import display, times
 from featurestore.model.display import Listing
+from featurestore.model.job import MonitorWork
 from featurestore.model.monitor_report import Acceptance, MonitorReport, find_acceptable_subjects
 from featurestore.model.times import Window, parse_moment
 from featurestore.monitoring.page import MonitorPage
@@ -36,9 +37,10 @@ _MAX_NOTE_LENGTH = 2000
 
 @dataclass(frozen=True)
 class MonitorStatus:
-    """A registered monitor and its latest report."""
+    """A registered monitor, its work and its latest report."""
 
     job: RegisteredJob
+    work: MonitorWork
     last: MonitorReport | None
 
     __repr__ = display.record_repr
@@ -54,16 +56,16 @@ class MonitorStatus:
         return "new" if self.last is None else self.last.state
 
     def _summary(self) -> dict[str, object]:
-        watched, window, alarms = self.job.spec.watched, None, 0
+        watched, window, alarms = self.work.watched, None, 0
         if self.last is not None:
             window, alarms = self.last.window.end, len(self.last.alarms)
         return {
             "name": self.name,
             "state": self.state,
             "alarms": alarms,
-            "featuregroup": None if watched is None else watched.featuregroup,
-            "baseline": None if watched is None else str(watched.baseline),
-            "schedule": self.job.spec.schedule,
+            "featuregroup": watched.featuregroup,
+            "baseline": str(watched.baseline),
+            "schedule": self.job.spec.schedule.cron,
             "window_end": window,
         }
 
@@ -77,8 +79,11 @@ def get_monitors(
     """Return registered monitors with their latest reports by name, at most ``limit``."""
     with session.registry.reading() as connection:
         statuses = [
-            MonitorStatus(job, reports.newest_monitor_report(connection, job.spec.name))
+            MonitorStatus(
+                job, job.spec.work, reports.newest_monitor_report(connection, job.spec.name)
+            )
             for job in jobs.list_all(connection, kind="monitor", limit=limit, offset=offset)
+            if isinstance(job.spec.work, MonitorWork)
         ]
     session.record_reads(JOB, [(status.name, 1) for status in statuses])
     return Listing(statuses)
@@ -92,7 +97,7 @@ def check_monitor(
     window: Window | datetime | str | None = None,
 ) -> MonitorReport:
     """Run the due windows and the latest window, or one window, and return the last report."""
-    job = get_monitor(session, name)
+    job, _ = get_monitor(session, name)
     if window is None:
         outcome = run_attempt(session, name, _due_and_latest, call=call)
         send_waiting(session)
@@ -115,7 +120,7 @@ def load_report(session: Session, name: str, window: Window) -> MonitorReport:
     Raises:
         InvalidArgument: The monitor has not checked this window.
     """
-    job = get_monitor(session, name)
+    job, work = get_monitor(session, name)
     with session.registry.reading() as connection:
         recorded = reports.monitor_report_of_window(connection, name, window)
     if recorded is None:
@@ -129,7 +134,7 @@ def load_report(session: Session, name: str, window: Window) -> MonitorReport:
         authorize_job(session, job)
     # Reports are recorded without shares, which are recomputed from the stored profiles.
     (observed,) = evaluate_windows(
-        session, job.spec, [window], pin_inputs(session, job.spec)
+        session, job.spec, work, [window], pin_inputs(session, job.spec)
     ).reports
     return replace(recorded, shares=observed.shares)
 
@@ -144,8 +149,7 @@ def accept(
     actor: Actor,
 ) -> Acceptance:
     """Accept windows out of bounds; see ``FeatureStore.accept_monitor``."""
-    job = get_monitor(session, name)
-    spec = job.spec
+    job, work = get_monitor(session, name)
     if window is not None and until is not None:
         raise InvalidArgument("window= and until= exclude each other.", hint="pass one of them")
     if len(note) > _MAX_NOTE_LENGTH:
@@ -164,11 +168,11 @@ def accept(
         accepted_reports = (
             [] if end is None else _reports_to_accept(connection, name, accepted_window, end)
         )
-        confirm, last = 1, None
-        if spec.watched is not None:
-            confirm, last = spec.watched.confirm, spec.watched.baseline.last
         subjects = find_acceptable_subjects(
-            accepted_reports, recovery_reports=confirm, restart=accepted_window is None, last=last
+            accepted_reports,
+            recovery_reports=work.watched.confirm,
+            restart=accepted_window is None,
+            last=work.watched.baseline.last,
         )
         if not subjects or end is None:
             raise InvalidArgument(
@@ -190,7 +194,7 @@ def accept(
             reason = f"accepted by {actor.name}"
             if note:
                 reason += f": {note}"
-            incidents.end(connection, spec, ACCEPTABLE, reason=reason)
+            incidents.end(connection, job.spec, ACCEPTABLE, reason=reason)
     send_waiting(session)
     return acceptance
 
@@ -235,14 +239,14 @@ def history(
         return Listing(reports.monitor_reports(connection, name, limit=limit, offset=offset))
 
 
-def get_monitor(session: Session, name: str) -> RegisteredJob:
-    """Return a registered monitor; JobNotFound lists the registered monitors."""
+def get_monitor(session: Session, name: str) -> tuple[RegisteredJob, MonitorWork]:
+    """Return a registered monitor and its work; JobNotFound lists the registered monitors."""
     with session.registry.reading() as connection:
         job = jobs.find(connection, name)
-        if job is not None and job.spec.kind == "monitor":
+        if job is not None and isinstance(job.spec.work, MonitorWork):
             # Reports contain values of the group.
             session.record_read(JOB, name)
-            return job
+            return job, job.spec.work
         monitor_names = [each.spec.name for each in jobs.list_all(connection, kind="monitor")]
     raise JobNotFound(
         f"Unknown monitor {name!r}. Available: {listing(monitor_names)}.",
@@ -259,11 +263,11 @@ def get_acceptances(session: Session, name: str) -> list[Acceptance]:
 
 def _latest_window(job: RegisteredJob) -> Window:
     """Return the latest complete window of a monitor; raise an error if none is complete."""
-    latest = latest_complete_window(build_schedule(job.spec), times.utc_now())
+    latest = latest_complete_window(check_schedule(job.spec.schedule), times.utc_now())
     if latest is None:
         raise InvalidArgument(
             f"Monitor {job.spec.name!r} has no complete window yet.",
-            hint=f"its first window begins at {job.spec.start}",
+            hint=f"its first window begins at {job.spec.schedule.start}",
         )
     return latest
 

@@ -16,6 +16,8 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 from pyspark.sql import DataFrame as SparkDataFrame
 
+from featurestore.conversion import cast as cast
+from featurestore.conversion import rename as rename
 from featurestore.dbt import DbtImport
 from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.experiments.models import Model

@@ -16,6 +16,7 @@ import pyarrow as pa
 from featurestore.arrow.arguments import (
     Columns,
     is_duckdb_relation,
+    is_iterator,
     library_name,
     not_a_dataframe_error,
 )
@@ -31,9 +32,10 @@ from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.spark_frames import cast_frame, with_arrow_types
 from featurestore.arrow.unstorable import cast_for_arrow, translate_query_errors
 from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType, did_you_mean
-from featurestore.ingest import open_stream
+from featurestore.ingest import BATCH_ROWS, open_stream
 
 Targets = Mapping[str, Target]
+Renames = Mapping[Any, str] | Sequence[str]
 
 
 def cast(df: Any, columns: Mapping[str, Any], *, inexact: str = "error") -> Any:
@@ -77,7 +79,7 @@ def cast(df: Any, columns: Mapping[str, Any], *, inexact: str = "error") -> Any:
     return _cast(df, targets)
 
 
-def rename(df: Any, columns: Mapping[Any, str] | Sequence[str]) -> Any:
+def rename(df: Any, columns: Renames) -> Any:
     """Rename columns of a dataframe.
 
     Args:
@@ -99,39 +101,55 @@ def rename(df: Any, columns: Mapping[Any, str] | Sequence[str]) -> Any:
 
 
 def _cast(df: Any, targets: Targets) -> Any:
-    library = library_name(df)
-    if library == "pandas" and hasattr(df, "columns"):
-        return _cast_pandas(df, targets)
-    if library == "polars" and hasattr(df, "get_columns"):
-        _check_known(targets, df.columns)
-        return df.with_columns(_polars_series(df[name], targets[name]) for name in targets)
-    if isinstance(df, pa.RecordBatch):
-        df = pa.Table.from_batches([df])
-    if isinstance(df, pa.Table):
-        _check_known(targets, df.column_names)
-        for name, target in targets.items():
-            values = cast_values(df[name], target, name=name)
-            df = df.set_column(df.column_names.index(name), name, values)
-        return df
-    if library == "pyspark" and hasattr(df, "toArrow"):
-        _check_known(targets, df.columns)
-        if is_connect_object(df):
-            return _cast_reader(open_stream(with_arrow_types(df, targets)), targets)
-        return cast_frame(df, targets)
-    if is_duckdb_relation(df):
-        _check_known(targets, df.columns)
-        rows = cast_for_arrow(df, targets)
-        with translate_query_errors():
-            return _cast_reader(rows.to_arrow_reader(65_536), targets)
+    convert = _CASTS.get(_form_of(df))
+    if convert is not None:
+        return convert(df, targets)
     columns = _columns_in_memory(df)
     if columns is not None:
         _check_known(targets, columns)
         for name, target in targets.items():
             columns[name] = cast_values(columns[name], target, name=name)
         return _to_table(columns)
-    if isinstance(df, Iterator) and not hasattr(df, "__arrow_c_stream__"):
-        return _map_frames(df, lambda frame: _cast(frame, targets))
+    if is_iterator(df):
+        return (_cast(frame, targets) for frame in df)
     return _cast_reader(open_stream(df), targets)
+
+
+def _form_of(df: Any) -> str:
+    """Return the library of a dataframe with columns of its own type, or "" for other objects."""
+    if isinstance(df, pa.Table | pa.RecordBatch):
+        return "pyarrow"
+    if is_duckdb_relation(df):
+        return "duckdb"
+    method = {"pandas": "columns", "polars": "get_columns", "pyspark": "toDF"}
+    library = library_name(df)
+    return library if library in method and hasattr(df, method[library]) else ""
+
+
+def _cast_table(table: pa.Table | pa.RecordBatch, targets: Targets) -> pa.Table:
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    _check_known(targets, table.column_names)
+    for name, target in targets.items():
+        values = cast_values(table[name], target, name=name)
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
+def _cast_spark(df: Any, targets: Targets) -> Any:
+    _check_known(targets, df.columns)
+    if is_connect_object(df):
+        return _cast_reader(open_stream(with_arrow_types(df, targets)), targets)
+    return cast_frame(df, targets)
+
+
+def _cast_duckdb(df: Any, targets: Targets) -> pa.RecordBatchReader:
+    _check_known(targets, df.columns)
+    rows = cast_for_arrow(df, targets)
+    with translate_query_errors():
+        # The name since DuckDB 1.4, and before.
+        reader = getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(BATCH_ROWS)
+    return _cast_reader(reader, targets)
 
 
 def _cast_pandas(df: Any, targets: Targets) -> Any:
@@ -153,11 +171,15 @@ def _with_index_columns(df: Any, names: Mapping[Any, object]) -> Any:
     return df.reset_index() if any(level in names for level in levels) else df
 
 
-def _polars_series(series: Any, target: Target) -> Any:
+def _cast_polars(df: Any, targets: Targets) -> Any:
     import polars
 
-    values = polars.from_arrow(cast_values(series, target, name=series.name))
-    return values.alias(series.name)
+    _check_known(targets, df.columns)
+    columns = []
+    for name, target in targets.items():
+        values = cast_values(df[name], target, name=name)
+        columns.append(polars.Series(name, polars.from_arrow(values)))
+    return df.with_columns(columns)
 
 
 def _cast_reader(reader: pa.RecordBatchReader, targets: Targets) -> pa.RecordBatchReader:
@@ -216,12 +238,6 @@ def _to_table(columns: dict[Any, Any]) -> Any:
         return Columns(columns)
 
 
-def _map_frames(frames: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield each dataframe of an iterator, converted."""
-    for frame in frames:
-        yield function(frame)
-
-
 def _check_known(names: Mapping[Any, object], available: Any) -> None:
     for name in names:
         if name not in list(available):
@@ -231,39 +247,27 @@ def _check_known(names: Mapping[Any, object], available: Any) -> None:
             )
 
 
+_CASTS: dict[str, Callable[[Any, Targets], Any]] = {
+    "pandas": _cast_pandas,
+    "polars": _cast_polars,
+    "pyarrow": _cast_table,
+    "pyspark": _cast_spark,
+    "duckdb": _cast_duckdb,
+}
+
+
 # -- names --------------------------------------------------------------------------------------
 
 
-def _rename(df: Any, renames: Mapping[Any, str] | Sequence[str]) -> Any:
-    library = library_name(df)
-    if library == "pandas" and hasattr(df, "columns"):
-        if not isinstance(renames, Mapping):
-            has_levels = any(level is not None for level in df.index.names)
-            if has_levels and len(renames) > len(df.columns):
-                index_names = list(df.index.names)
-                new_index, new_names = renames[: len(index_names)], renames[len(index_names) :]
-                return df.rename_axis(index=list(new_index)).set_axis(list(new_names), axis=1)
-        else:
-            df = _with_index_columns(df, renames)
-        return df.set_axis(_new_names(list(df.columns), renames), axis=1)
-    if library == "polars" and hasattr(df, "get_columns"):
-        return df.rename(dict(zip(df.columns, _new_names(df.columns, renames), strict=True)))
-    if isinstance(df, pa.RecordBatch):
-        df = pa.Table.from_batches([df])
-    if isinstance(df, pa.Table):
-        return df.rename_columns(_new_names(df.column_names, renames))
-    if library == "pyspark" and hasattr(df, "toDF"):
-        return df.toDF(*_new_names(df.columns, renames))
-    if is_duckdb_relation(df):
-        new_names = _new_names(df.columns, renames)
-        pairs = zip(df.columns, new_names, strict=True)
-        return df.project(", ".join(f"{quoted(name)} AS {quoted(new)}" for name, new in pairs))
+def _rename(df: Any, renames: Renames) -> Any:
+    convert = _RENAMES.get(_form_of(df))
+    if convert is not None:
+        return convert(df, renames)
     columns = _columns_in_memory(df)
     if columns is not None:
-        new_names = _new_names(list(columns), renames)
-        return Columns(zip(new_names, columns.values(), strict=True))
-    if isinstance(df, Iterator) and not hasattr(df, "__arrow_c_stream__"):
-        return _map_frames(df, lambda frame: _rename(frame, renames))
+        return Columns(zip(_new_names(list(columns), renames), columns.values(), strict=True))
+    if is_iterator(df):
+        return (_rename(frame, renames) for frame in df)
     reader = open_stream(df)
     new_names = _new_names(reader.schema.names, renames)
     schema = pa.schema(
@@ -273,7 +277,40 @@ def _rename(df: Any, renames: Mapping[Any, str] | Sequence[str]) -> Any:
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _new_names(names: Sequence[Any], renames: Mapping[Any, str] | Sequence[str]) -> list[Any]:
+def _rename_pandas(df: Any, renames: Renames) -> Any:
+    levels = list(df.index.names)
+    if isinstance(renames, Mapping):
+        df = _with_index_columns(df, renames)
+    elif set(levels) != {None} and len(renames) > len(df.columns):
+        # Levels may have the names of columns.
+        new_levels, renames = renames[: len(levels)], renames[len(levels) :]
+        df = df.rename_axis(index=list(new_levels))
+    return df.set_axis(_new_names(list(df.columns), renames), axis=1)
+
+
+def _rename_duckdb(df: Any, renames: Renames) -> Any:
+    pairs = zip(df.columns, _new_names(df.columns, renames), strict=True)
+    return df.project(", ".join(f"{quoted(name)} AS {quoted(new)}" for name, new in pairs))
+
+
+def _rename_table(table: pa.Table | pa.RecordBatch, renames: Renames) -> pa.Table:
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    return table.rename_columns(_new_names(table.column_names, renames))
+
+
+_RENAMES: dict[str, Callable[[Any, Renames], Any]] = {
+    "pandas": _rename_pandas,
+    "polars": lambda df, renames: df.rename(
+        dict(zip(df.columns, _new_names(df.columns, renames), strict=True))
+    ),
+    "pyarrow": _rename_table,
+    "pyspark": lambda df, renames: df.toDF(*_new_names(df.columns, renames)),
+    "duckdb": _rename_duckdb,
+}
+
+
+def _new_names(names: Sequence[Any], renames: Renames) -> list[Any]:
     """Return the new names of all columns.
 
     Raises:

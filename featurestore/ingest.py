@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from featurestore.model.source import SourceRead
     from featurestore.plugins.engine import Engine, Relation
 
-_BATCH_ROWS = 65_536
+BATCH_ROWS = 65_536
 _CHECKED_ROWS = 20
 # Rows that are checked for date strings.
 _PEEK_ROWS = 1000
@@ -475,7 +475,7 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
         check_feature_names(df.columns)
         rows = cast_to_storable_types(df)
         with translate_query_errors():
-            return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(_BATCH_ROWS)
+            return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(BATCH_ROWS)
     if isinstance(df, pa.Array | pa.ChunkedArray):
         return _from_structs(df)
     if hasattr(df, "__arrow_c_stream__"):
@@ -841,4 +841,4 @@ def _contains_naive_time(dtype: pa.DataType) -> bool:
 
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:
-    return table.to_reader(max_chunksize=_BATCH_ROWS)
+    return table.to_reader(max_chunksize=BATCH_ROWS)

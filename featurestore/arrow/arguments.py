@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 from featurestore.errors import UnsupportedDataframe
@@ -37,6 +37,15 @@ def is_duckdb_relation(df: object) -> bool:
     """Return whether an argument is a relation of DuckDB, by name, without importing DuckDB."""
     # Some DuckDB releases define their classes in ``_duckdb``.
     return library_name(df).endswith("duckdb") and hasattr(df, "fetch_arrow_reader")
+
+
+def is_iterator(df: object) -> bool:
+    """Return whether an argument yields dataframes, and is not itself a stream of Arrow data.
+
+    >>> is_iterator(iter([])), is_iterator([])
+    (True, False)
+    """
+    return isinstance(df, Iterator) and not hasattr(df, "__arrow_c_stream__")
 
 
 def bare_array_error(df: object, values: str) -> UnsupportedDataframe:

@@ -201,17 +201,26 @@ def _cell_types(cells: Sequence[Any]) -> frozenset[Any]:
 
 
 def classify_cells(cells: Sequence[Any]) -> set[str]:
-    """Return the kinds of cells (``classify_type``), without that of missing cells.
+    """Return the kinds of cells (``cell_kind``), without that of missing cells.
 
     >>> sorted(classify_cells([1, "a", None]))
     ['int', 'text']
     """
-    return set(map(classify_type, _cell_types(cells))) - {"missing"}
+    return set(map(_classify_type, _cell_types(cells))) - {"missing"}
+
+
+def cell_kind(cell: object) -> str:
+    """Return the kind of a cell, a name in ``_KINDS`` or a category.
+
+    >>> cell_kind(None), cell_kind(1), cell_kind({1})
+    ('missing', 'int', 'set')
+    """
+    cell_type: Any = type(cell)
+    return _classify_type(cell_type)
 
 
 @lru_cache(maxsize=1024)
-def classify_type(cell_type: Any) -> str:
-    """Return the kind of a Python type, a name in ``_KINDS`` or a category."""
+def _classify_type(cell_type: Any) -> str:
     # By name, since pandas may not be installed.
     name = cell_type.__name__
     if name in ("NAType", "NaTType", "NoneType"):
@@ -238,7 +247,7 @@ def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
         _check_interval_sides(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
     for cell_type in types:
-        kind = classify_type(cell_type)
+        kind = _classify_type(cell_type)
         if kind in _SIMPLE:
             simple[cell_type] = _SIMPLE[kind]
         elif kind in ("numpy int", "numpy float") and len(types) > 1:
@@ -273,8 +282,7 @@ def _check_interval_sides(cells: Sequence[Any]) -> None:
     """Refuse intervals that are closed on different sides, which the stored bounds do not have."""
     firsts: dict[str, Any] = {}
     for cell in cells:
-        cell_type: Any = type(cell)
-        if classify_type(cell_type) == "Interval":
+        if cell_kind(cell) == "Interval":
             firsts.setdefault(cell.closed, cell)
     if len(firsts) > 1:
         raise Unstorable(
@@ -314,8 +322,7 @@ def has_meaningful_string(cell: object) -> bool:
 
 def _find_first_of_kind(cells: Sequence[Any], kind: str) -> Any:
     for cell in cells:
-        cell_type: Any = type(cell)
-        if classify_type(cell_type) == kind:
+        if cell_kind(cell) == kind:
             return cell
     return None
 
@@ -324,8 +331,7 @@ def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
     """Return the error for cells of incompatible kinds, with an example of each."""
     firsts: dict[str, Any] = {}
     for cell in cells:
-        cell_type: Any = type(cell)
-        kind = classify_type(cell_type)
+        kind = cell_kind(cell)
         if kind != "missing" and kind not in firsts:
             firsts[kind] = cell
     line = None

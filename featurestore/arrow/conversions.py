@@ -27,9 +27,9 @@ import pyarrow.types as pat
 from featurestore.arrow.arrays import from_tensors
 from featurestore.arrow.casts import cast_array, decode, is_encoded
 from featurestore.arrow.cells import (
+    cell_kind,
     cells_to_array,
     classify_cells,
-    classify_type,
     has_meaningful_string,
     interval_side,
 )
@@ -449,7 +449,7 @@ def _one_cell(cell: Any) -> pa.Array:
 
 def _to_target(cell: Any, target: Target) -> Any:
     """Convert an object to the Python value of a type; raise ValueError or TypeError otherwise."""
-    if cell is None or classify_type(type(cell)) == "missing":
+    if cell is None or cell_kind(cell) == "missing":
         return None
     cell = _unwrap(cell)
     dtype = target.dtype
@@ -462,7 +462,7 @@ def _to_target(cell: Any, target: Target) -> Any:
         return [_to_target(value, item) for value in _to_items(cell, dtype)]
     if pat.is_struct(dtype):
         return _to_fields(cell, target)
-    kind = classify_type(type(cell))
+    kind = cell_kind(cell)
     if kind in _DURATIONS or (kind in _TIMES and pat.is_integer(dtype)):
         return _to_count(cell)
     if hasattr(cell, "to_timestamp"):  # a Period
@@ -475,7 +475,7 @@ def _to_target(cell: Any, target: Target) -> Any:
 
 
 def _unwrap(cell: Any) -> Any:
-    kind = classify_type(type(cell))
+    kind = cell_kind(cell)
     if kind == "Enum":
         return cell.value
     if kind == "Arrow scalar":
@@ -500,10 +500,10 @@ def _to_number(cell: Any, target: Target) -> Any:
     if pat.is_integer(dtype):
         return round(cell) if is_rounded or cell == int(cell) else cell
     if pat.is_floating(dtype):
-        number = float(np.float32(cell)) if pat.is_float32(dtype) else float(cell)
-        if not is_rounded and number != cell and cell == cell:
+        nearest = float(np.float32(cell)) if pat.is_float32(dtype) else float(cell)
+        if not is_rounded and nearest != cell and cell == cell:
             raise ValueError(f"{cell} has no equal in {dtype}")
-        return number
+        return nearest
     return cell
 
 
@@ -584,12 +584,12 @@ def _to_items(cell: Any, dtype: pa.DataType) -> Iterable[Any]:
             return sorted(cell)
         except TypeError:  # items of several types
             return sorted(cell, key=str)
-    kind = classify_type(type(cell))
+    kind = cell_kind(cell)
     return list(cell) if kind in _LISTS or hasattr(cell, "_fields") else [cell]
 
 
 def _to_fields(cell: Any, target: Target) -> dict[str, Any]:
-    if classify_type(type(cell)) == "Interval":
+    if cell_kind(cell) == "Interval":
         cell = {"left": cell.left, "right": cell.right, "closed": cell.closed}
         cell = {name: cell[name] for name in cell if target.dtype.get_field_index(name) >= 0}
     if isinstance(cell, tuple) and len(cell) == 2 and target.dtype.get_field_index("key") == 0:

@@ -43,7 +43,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.hints import MAX_LEVELS, TIMESTAMP, cast_hint
+from featurestore.arrow.hints import MAX_LEVELS as MAX_LEVELS
+from featurestore.arrow.hints import TIMESTAMP as TIMESTAMP
+from featurestore.arrow.hints import cast_hint
 from featurestore.errors import UnsupportedType
 
 _UNBOUNDED_BYTES = 16

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.types as pat
 
+from featurestore.arrow.hints import cast_hint
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import ReaderConfigError, UnsupportedType, listing
 from featurestore.model.manifest import Manifest
@@ -172,7 +173,7 @@ def bytes_label_hint(manifest: Manifest, labels: Sequence[str]) -> str:
     chains = [f"{label!r}: t.vocabulary()" for label in labels if pat.is_string(kinds[label])]
     if chains:
         return f"create_training_dataset(..., transformations={{{', '.join(chains)}}})"
-    return f"df = df.astype({dict.fromkeys(kinds, 'float64')!r}) before the export"
+    return f"{cast_hint(dict.fromkeys(kinds, 'float64'))}  # before the export"
 
 
 def plan_transformed_columns(

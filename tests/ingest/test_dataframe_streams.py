@@ -165,7 +165,7 @@ def test_invalid_column_names_raise_with_rename_hint() -> None:
         read(pd.DataFrame({"wind speed": [1], "2nd": [2], "fine": [3]}))
     with pytest.raises(InvalidName, match="unique ignoring case"):
         read(pa.table({"a": [1], "A": [2]}))
-    with pytest.raises(InvalidName, match=r"df = df.set_axis\(\['a', 'a_2'\], axis=1\)"):
+    with pytest.raises(InvalidName, match=r"rename\(df, \['a', 'a_2'\]\)"):
         read(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
 

@@ -78,4 +78,4 @@ def test_keras_calls_refuse_text_labels(
     decimals = create(empty_store, pa.array([Decimal(row) for row in range(ROWS)]))
     with pytest.raises(UnsupportedType, match="read as bytes") as refused:
         decimals.reader("train", global_batch_size=16).evaluate(model)
-    assert "df.astype({'y': 'float64'})" in refused.value.hint
+    assert "df = featurestore.cast(df, {'y': 'float64'})" in refused.value.hint

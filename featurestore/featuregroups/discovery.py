@@ -35,7 +35,7 @@ from featurestore.session import Session
 _REFERENCE_FORMATS = {
     featuregroups.KIND: "{name}.{feature}",
     training_datasets.KIND: f"{TRAININGDATASETS}/{{name}}",
-    feature_views.kind: f"{FEATUREVIEWS}/{{name}}",
+    feature_views.object_kind: f"{FEATUREVIEWS}/{{name}}",
 }
 
 
@@ -126,7 +126,7 @@ def search(
 
 def _record_matches(session: Session, matches: Sequence[Match]) -> None:
     """Record reads of the groups, datasets and views whose names, features or descriptions match."""
-    for object_kind in (featuregroups.KIND, training_datasets.KIND, feature_views.kind):
+    for object_kind in (featuregroups.KIND, training_datasets.KIND, feature_views.object_kind):
         noun = object_kind.replace("_", " ").replace("featuregroup", "feature group")
         versions = {
             (match.group, match.version)

@@ -30,7 +30,13 @@ from featurestore.model.times import to_micros, utc_now
 from featurestore.registry import lineage, origins, search_documents, tables
 from featurestore.registry.rows import lock, translate_parse_errors
 from featurestore.registry.stores import unregistered_error
-from featurestore.registry.tables import featuregroups, is_latest, tags, validation_reports
+from featurestore.registry.tables import (
+    featuregroups,
+    is_latest,
+    is_version,
+    tags,
+    validation_reports,
+)
 from featurestore.registry.unregistered import is_unregistered
 
 # A command that reads only groups imports no definitions of views and models.
@@ -64,7 +70,7 @@ class VersionedTable:
         list_command: The command that lists the names.
     """
 
-    kind: str
+    object_kind: str
     noun: str
     table: sa.Table
     not_found: type[FeatureStoreError]
@@ -167,13 +173,13 @@ class VersionedTable:
 
     def lock_version(self, connection: Connection, name: str, version: int) -> None:
         """Lock a version, registered or not, until the end of the transaction."""
-        lock(connection, f"{self.kind}/{name}/{version}")
+        lock(connection, f"{self.object_kind}/{name}/{version}")
 
     def unregistered_error(
         self, connection: Connection, name: str, version: int | None
     ) -> FeatureStoreError | None:
         """Return the error for a published version that the registry lacks, None for others."""
-        if not is_unregistered(connection, self.kind, name, version):
+        if not is_unregistered(connection, self.object_kind, name, version):
             return None
         part = "it" if version is None else f"version {version}"
         subject = f"{self.noun.capitalize()} {name!r}"
@@ -181,41 +187,41 @@ class VersionedTable:
 
     def remove(self, connection: Connection, name: str, version: int) -> None:
         """Remove a version with all its rows in the registry, except its origins."""
-        origins.end(connection, origins.Object(self.kind, name, version))
+        origins.end(connection, origins.Object(self.object_kind, name, version))
         self.clear(connection, name, version)
 
     def clear(self, connection: Connection, name: str, version: int) -> None:
         """Remove the rows of a version that is registered again."""
         self.lock_version(connection, name, version)
         columns = self.table.c
-        is_version = sa.and_(columns.name == name, columns.version == version)
-        connection.execute(self.table.delete().where(is_version))
+        is_row = sa.and_(columns.name == name, columns.version == version)
+        connection.execute(self.table.delete().where(is_row))
         # These tables refer to several kinds of objects, so they have no foreign keys.
         for table in _DEPENDENT_TABLES:
-            belongs = _refers_to_version(table, self.kind, name, version)
+            belongs = is_version(table, self.object_kind, name, version)
             connection.execute(table.delete().where(belongs))
-        search_documents.remove(connection, self.kind, name, version)
+        search_documents.remove(connection, self.object_kind, name, version)
 
 
-def tags_of(connection: Connection, kind: str, name: str, version: int) -> dict[str, str]:
+def tags_of(connection: Connection, object_kind: str, name: str, version: int) -> dict[str, str]:
     """Return the tags of a version by key."""
     query = (
         sa.select(tags.c.key, tags.c.value)
-        .where(_refers_to_version(tags, kind, name, version))
+        .where(is_version(tags, object_kind, name, version))
         .order_by(tags.c.key)
     )
     return {row.key: row.value for row in connection.execute(query)}
 
 
 def tags_of_latest_groups(
-    connection: Connection, kind: str, *, names: Collection[str]
+    connection: Connection, object_kind: str, *, names: Collection[str]
 ) -> dict[tuple[str, int], dict[str, str]]:
     """Return the tags of the latest group versions as ``{(name, version): {key: value}}``."""
     tagged = sa.and_(tags.c.name == featuregroups.c.name, tags.c.version == featuregroups.c.version)
     query = (
         sa.select(tags)
         .join(featuregroups, tagged)
-        .where(tags.c.kind == kind, tags.c.name.in_(names), is_latest(featuregroups))
+        .where(tags.c.kind == object_kind, tags.c.name.in_(names), is_latest(featuregroups))
         .order_by(tags.c.name, tags.c.key)
     )
     tags_by_version: dict[tuple[str, int], dict[str, str]] = {}
@@ -225,30 +231,25 @@ def tags_of_latest_groups(
 
 
 def replace_tags(
-    connection: Connection, kind: str, name: str, version: int, values: Mapping[str, str]
+    connection: Connection, object_kind: str, name: str, version: int, values: Mapping[str, str]
 ) -> None:
     """Replace the tags of a version."""
-    connection.execute(tags.delete().where(_refers_to_version(tags, kind, name, version)))
-    version_key = {"kind": kind, "name": name, "version": version}
+    connection.execute(tags.delete().where(is_version(tags, object_kind, name, version)))
+    version_key = {"kind": object_kind, "name": name, "version": version}
     rows = [version_key | {"key": key, "value": value} for key, value in values.items()]
     if rows:
         connection.execute(tags.insert(), rows)
     texts = [text for tag in values.items() for text in tag]
-    search_documents.replace(connection, kind, name, version, {search_documents.TAG: texts})
+    search_documents.replace(connection, object_kind, name, version, {search_documents.TAG: texts})
 
 
-def _refers_to_version(
-    table: sa.Table, kind: str, name: str, version: int
-) -> sa.ColumnElement[bool]:
-    columns = table.c
-    return sa.and_(columns.kind == kind, columns.name == name, columns.version == version)
-
-
-def add_validation_report(connection: Connection, kind: str, report: Mapping[str, Any]) -> None:
+def add_validation_report(
+    connection: Connection, object_kind: str, report: Mapping[str, Any]
+) -> None:
     """Record a validation report, which is a JSON object with the schema ``validation_report``."""
     connection.execute(
         validation_reports.insert().values(
-            kind=kind,
+            kind=object_kind,
             name=report["name"],
             version=report["version"],
             delta_version=report.get("delta_version"),
@@ -263,13 +264,13 @@ def add_validation_report(connection: Connection, kind: str, report: Mapping[str
 
 
 def validation_reports_of(
-    connection: Connection, kind: str, name: str, version: int, *, limit: int | None = None
+    connection: Connection, object_kind: str, name: str, version: int, *, limit: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the ``limit`` newest reports of a version as JSON objects, oldest first."""
     columns = validation_reports.c
     query = (
         sa.select(columns.report)
-        .where(columns.kind == kind, columns.name == name, columns.version == version)
+        .where(is_version(validation_reports, object_kind, name, version))
         .order_by(columns.id.desc())
         .limit(limit)
     )
@@ -299,10 +300,10 @@ class _FeatureViews(VersionedTable):
         self.clear(connection, name, version)
         values = {"name": name, "version": version, "spec": json.dumps(spec.to_json())}
         connection.execute(self.table.insert().values(**values))
-        replace_tags(connection, self.kind, name, version, spec.tags)
+        replace_tags(connection, self.object_kind, name, version, spec.tags)
         inputs = [{"featuregroup": group, "version": number} for group, number in spec.groups]
-        lineage.add(connection, self.kind, name, version, delta_version=None, inputs=inputs)
-        lineage.replace_windows(connection, self.kind, name, version, spec.windows)
+        lineage.add(connection, self.object_kind, name, version, delta_version=None, inputs=inputs)
+        lineage.replace_windows(connection, self.object_kind, name, version, spec.windows)
 
     def views_reading(
         self, connection: Connection, group: str, version: int | None = None
@@ -313,7 +314,7 @@ class _FeatureViews(VersionedTable):
         # readers.
         readers = (
             sa.select(edges.name, edges.version)
-            .where(edges.kind == self.kind, edges.source == group)
+            .where(edges.kind == self.object_kind, edges.source == group)
             .distinct()
         )
         if version is not None:
@@ -372,7 +373,7 @@ class _Models(VersionedTable):
                 dataset_version=dataset["version"],
             )
         )
-        replace_tags(connection, self.kind, name, version, annotations.tags)
+        replace_tags(connection, self.object_kind, name, version, annotations.tags)
         inputs: list[Mapping[str, Any]] = [
             {"source": f"{TRAININGDATASETS}/{dataset['name']}", "version": dataset["version"]}
         ]
@@ -380,11 +381,17 @@ class _Models(VersionedTable):
             {"featuregroup": group, "version": number} for group, number in spec.features.groups
         ]
         lineage.add(
-            connection, self.kind, name, version, delta_version=None, inputs=inputs, run_id=spec.run
+            connection,
+            self.object_kind,
+            name,
+            version,
+            delta_version=None,
+            inputs=inputs,
+            run_id=spec.run,
         )
         if spec.run is not None:
             run = origins.Object(origins.RUN, spec.run)
-            origins.record(connection, origins.Object(self.kind, name, version), [run])
+            origins.record(connection, origins.Object(self.object_kind, name, version), [run])
 
     def annotate(
         self, connection: Connection, name: str, version: int, annotations: ModelAnnotations
@@ -395,7 +402,7 @@ class _Models(VersionedTable):
         updated = self.table.update().where(is_version).values(stage=annotations.stage)
         # The version may have been removed meanwhile.
         if connection.execute(updated).rowcount:
-            replace_tags(connection, self.kind, name, version, annotations.tags)
+            replace_tags(connection, self.object_kind, name, version, annotations.tags)
 
     def get(
         self,
@@ -448,7 +455,7 @@ class _Models(VersionedTable):
 
 
 feature_views = _FeatureViews(
-    kind="feature_view",
+    object_kind="feature_view",
     noun="feature view",
     table=tables.feature_views,
     not_found=FeatureViewNotFound,
@@ -456,7 +463,7 @@ feature_views = _FeatureViews(
     creation_hint="featurestore.create_feature_view(name, features=[...]) creates one",
 )
 models = _Models(
-    kind="model",
+    object_kind="model",
     noun="model",
     table=tables.models,
     not_found=ModelNotFound,

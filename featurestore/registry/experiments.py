@@ -69,9 +69,9 @@ def find_objects_named(connection: Connection, names: Collection[str]) -> list[O
     """Return all versions of the groups, views and datasets with these names."""
     named_tables = {GROUP: featuregroups, VIEW: feature_views, DATASET: training_datasets}
     return [
-        Object(kind, name, version)
+        Object(object_kind, name, version)
         for some_names in split_values(sorted(names))
-        for kind, table in named_tables.items()
+        for object_kind, table in named_tables.items()
         for name, version in connection.execute(
             sa.select(table.c.name, table.c.version).where(table.c.name.in_(some_names))
         )

@@ -25,7 +25,7 @@ KIND = "featuregroup"
 # A search usually needs the first rows of a query.
 _ROWS_READ_AT_ONCE = 100
 _TABLE = VersionedTable(
-    kind=KIND,
+    object_kind=KIND,
     noun="feature group",
     table=featuregroups,
     not_found=FeatureGroupNotFound,

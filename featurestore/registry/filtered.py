@@ -41,9 +41,11 @@ _VISIBLE = (
 )
 
 
-def _visible_output_condition(kind: str, name: str = "name", version: str = "version") -> str:
+def _visible_output_condition(
+    object_kind: str, name: str = "name", version: str = "version"
+) -> str:
     """Return the SQL condition that an output is not hidden."""
-    return _VISIBLE.format(kind=kind, name=f"t.{name}", version=f"t.{version}")
+    return _VISIBLE.format(kind=object_kind, name=f"t.{name}", version=f"t.{version}")
 
 
 _GROUP = "t.{} not in (select name from hidden_groups)"
@@ -212,7 +214,7 @@ def _create_views(connection: Any, _record: object) -> None:
         # Without the schema, the definition of a view would refer to the view.
         base_schema = f"{cursor.fetchone()[0]}."
     for name, types in _LISTS.items():
-        columns = ", ".join(f"{column} {kind}" for column, kind in types.items())
+        columns = ", ".join(f"{column} {column_type}" for column, column_type in types.items())
         if is_sqlite:
             cursor.execute(f"create temporary table {name} ({columns})")
             cursor.execute(f"create index {name}_columns on {name} ({', '.join(types)})")

@@ -132,9 +132,11 @@ def find_opened_objects(connection: Connection, group: str) -> list[str]:
     after = find_hidden_objects(connection, granted=(), reads_store=True, made_public=[group])
     readable_objects = [f"feature group {name}" for name in before.groups - after.groups]
     readable_objects += [f"job {name}" for name in before.jobs - after.jobs]
-    for kind, name, version in before.outputs - after.outputs:
-        noun = kind.replace("_", " ")
-        readable_objects.append(f"{noun} {name}" if kind == RUN else f"{noun} {name}@v{version}")
+    for object_kind, name, version in before.outputs - after.outputs:
+        noun = object_kind.replace("_", " ")
+        readable_objects.append(
+            f"{noun} {name}" if object_kind == RUN else f"{noun} {name}@v{version}"
+        )
     return sorted(readable_objects)
 
 
@@ -186,9 +188,9 @@ class _Closure:
     def hide_deleted(self, *, every_group: bool) -> None:
         """Hide what was deleted while it was private, or all deleted groups without a role."""
         for identifier, version in self._origins.objects.items():
-            if version.kind == GROUP and version.name in self.granted:
+            if version.object_kind == GROUP and version.name in self.granted:
                 continue
-            if identifier in self._origins.sealed or (every_group and version.kind == GROUP):
+            if identifier in self._origins.sealed or (every_group and version.object_kind == GROUP):
                 self._hide_id(identifier)
 
     def complete(self) -> None:
@@ -215,26 +217,28 @@ class _Closure:
         identifier = self._origins.last.get(version)
         if identifier is not None:
             self._hide_id(identifier)
-        if version.kind == JOB:
+        if version.object_kind == JOB:
             self.jobs.add(version.name)
         else:
-            self.outputs.add((version.kind, version.name, version.version))
-            if version.kind in FOLDERS:
-                self.sources.add((f"{FOLDERS[version.kind]}/{version.name}", version.version))
+            self.outputs.add((version.object_kind, version.name, version.version))
+            if version.object_kind in FOLDERS:
+                self.sources.add(
+                    (f"{FOLDERS[version.object_kind]}/{version.name}", version.version)
+                )
 
     def _follow_origins(self) -> None:
         """Hide the current objects of hidden creations, and all that was computed from them."""
         while self._waiting:
             identifier = self._waiting.pop()
             version = self._origins.objects[identifier]
-            if version.kind == GROUP:
+            if version.object_kind == GROUP:
                 if self._origins.represents_group(identifier):
                     self.hide_groups([version.name])
             elif self._origins.last[version] == identifier:
                 self._hide_object(version)
             for derived in self._origins.derived.get(identifier, ()):
                 derived_object = self._origins.objects[derived]
-                if derived_object.kind != GROUP or derived_object.name not in self.granted:
+                if derived_object.object_kind != GROUP or derived_object.name not in self.granted:
                     self._hide_id(derived)
 
     def _hidden_names(self) -> set[str]:
@@ -318,8 +322,12 @@ def _compared_groups(connection: Connection) -> list[tuple[str, frozenset[str]]]
     for name, text in connection.execute(query):
         try:
             expectations = json.loads(text)["expectations"]
-            kwargs = [each["kwargs"] for each in expectations if each["type"] == IN_FEATURE]
-            words = extract_words(" ".join(str(each["feature"]) for each in kwargs))
+            kwargs = [
+                expectation["kwargs"]
+                for expectation in expectations
+                if expectation["type"] == IN_FEATURE
+            ]
+            words = extract_words(" ".join(str(arguments["feature"]) for arguments in kwargs))
         except (ValueError, LookupError, TypeError):
             words = extract_words(text)  # all words in a damaged definition count as names
         compared.append((str(name), words))
@@ -331,11 +339,11 @@ def _to_job_words(name: str, spec: Any) -> _JobWords:
     words = frozenset(_string_words(spec))
     if not isinstance(spec, dict):
         return _JobWords(name, None, words, words)
-    kind, target = spec.get("kind"), spec.get("target")
+    job_kind, target = spec.get("kind"), spec.get("target")
     # A query reads only its inputs, while a function may open any group that it mentions.
-    fields = ("inputs",) if kind == "sql" else ("inputs", "code", "sources", "stream")
+    fields = ("inputs",) if job_kind == "sql" else ("inputs", "code", "sources", "stream")
     input_words = frozenset(_string_words([spec.get(field) for field in fields]))
-    fills_group = kind in _FILLING and isinstance(target, str)
+    fills_group = job_kind in _FILLING and isinstance(target, str)
     return _JobWords(name, target if fills_group else None, words, input_words)
 
 
@@ -383,7 +391,7 @@ class OriginGraph:
         """The ids of the last creation of each version, by group name."""
         ids: dict[str, list[str]] = {}
         for version, identifier in self.last.items():
-            if version.kind == GROUP:
+            if version.object_kind == GROUP:
                 ids.setdefault(version.name, []).append(identifier)
         return ids
 
@@ -413,10 +421,16 @@ def load_graph(connection: Connection) -> OriginGraph:
         columns.sealed,
         columns.ended,
     )
-    for identifier, kind, name, version, creation, is_sealed, has_ended in connection.execute(
-        query
-    ):
-        objects[identifier] = Object(kind, name, version)
+    for (
+        identifier,
+        object_kind,
+        name,
+        version,
+        creation,
+        is_sealed,
+        has_ended,
+    ) in connection.execute(query):
+        objects[identifier] = Object(object_kind, name, version)
         last[objects[identifier]] = max(
             last.get(objects[identifier], (0, "")), (creation, identifier)
         )

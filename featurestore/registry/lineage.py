@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from featurestore.model import display
 from featurestore.registry import origins, search_documents
 from featurestore.registry.rows import translate_parse_errors
-from featurestore.registry.tables import lineage, window_features
+from featurestore.registry.tables import is_version, lineage, window_features
 
 if TYPE_CHECKING:
     from featurestore.model.window_features import WindowLineage
@@ -55,7 +55,7 @@ class LineageEdge:
 
 def add(
     connection: Connection,
-    kind: str,
+    object_kind: str,
     name: str,
     version: int,
     *,
@@ -69,12 +69,9 @@ def add(
     Each input is an object with ``source`` (or ``featuregroup``), and optionally ``version`` and
     ``delta_version``.
     """
-    is_output = sa.and_(
-        lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version
-    )
     connection.execute(
         lineage.delete().where(
-            is_output,
+            is_version(lineage, object_kind, name, version),
             # Datasets have no Delta version, and "= NULL" is never true in SQL.
             lineage.c.delta_version.is_not_distinct_from(delta_version),
         )
@@ -82,12 +79,12 @@ def add(
     inputs = list(inputs)
     origin_objects = origins.find_objects(connection, inputs)
     # Edges of lineage are removed with their output; origins remain.
-    origins.record(connection, origins.Object(kind, name, version), origin_objects)
+    origins.record(connection, origins.Object(object_kind, name, version), origin_objects)
     if job is not None:
         origins.record(connection, origins.Object(origins.JOB, job), origin_objects)
     rows = [
         {
-            "kind": kind,
+            "kind": object_kind,
             "name": name,
             "version": version,
             "delta_version": delta_version,
@@ -108,12 +105,9 @@ def add(
         connection.execute(lineage.insert(), rows)
 
 
-def sources(connection: Connection, kind: str, name: str, version: int) -> list[LineageEdge]:
+def sources(connection: Connection, object_kind: str, name: str, version: int) -> list[LineageEdge]:
     """Return the inputs of a group or dataset, oldest commit first."""
-    return _edges(
-        connection,
-        sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version),
-    )
+    return _edges(connection, is_version(lineage, object_kind, name, version))
 
 
 def results(connection: Connection, source: str, version: int | None = None) -> list[LineageEdge]:
@@ -137,10 +131,15 @@ def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Li
 
 
 def replace_windows(
-    connection: Connection, kind: str, name: str, version: int, windows: Iterable[WindowLineage]
+    connection: Connection,
+    object_kind: str,
+    name: str,
+    version: int,
+    windows: Iterable[WindowLineage],
 ) -> None:
     """Replace the window aggregates of a version."""
-    connection.execute(window_features.delete().where(_is_output(kind, name, version)))
+    is_output = is_version(window_features, object_kind, name, version)
+    connection.execute(window_features.delete().where(is_output))
     rows, texts = [], []
     for window in windows:
         texts.append(str(window))
@@ -148,14 +147,16 @@ def replace_windows(
             # The columns have the order of the fields of WindowLineage.
             zip([column.name for column in _AGGREGATE], asdict(window).values(), strict=True)
         )
-        rows.append({"kind": kind, "name": name, "version": version, **values})
+        rows.append({"kind": object_kind, "name": name, "version": version, **values})
     if rows:
         connection.execute(window_features.insert(), rows)
-    search_documents.replace(connection, kind, name, version, {search_documents.WINDOW: texts})
+    search_documents.replace(
+        connection, object_kind, name, version, {search_documents.WINDOW: texts}
+    )
 
 
 def latest_windows(
-    connection: Connection, kind: str, *, names: Collection[str]
+    connection: Connection, object_kind: str, *, names: Collection[str]
 ) -> list[tuple[str, int, WindowLineage]]:
     """Return (name, version, aggregate) for the latest aggregated version of each name."""
     from featurestore.model.window_features import WindowLineage
@@ -169,7 +170,7 @@ def latest_windows(
     query = (
         sa.select(_WINDOW_COLUMNS.name, _WINDOW_COLUMNS.version, *_AGGREGATE)
         .where(
-            _WINDOW_COLUMNS.kind == kind,
+            _WINDOW_COLUMNS.kind == object_kind,
             _WINDOW_COLUMNS.name.in_(names),
             _WINDOW_COLUMNS.version == newest,
         )
@@ -180,11 +181,3 @@ def latest_windows(
         for name, version, *lineage in connection.execute(query)
     ]
     return windows
-
-
-def _is_output(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
-    return sa.and_(
-        _WINDOW_COLUMNS.kind == kind,
-        _WINDOW_COLUMNS.name == name,
-        _WINDOW_COLUMNS.version == version,
-    )

@@ -27,12 +27,12 @@ def fill_from_lineage(connection: Connection) -> None:
     """Store the origins of all objects, as far as the edges of lineage still exist."""
     edges = lineage.c
     columns = (edges.kind, edges.name, edges.version, edges.job, edges.source, edges.source_version)
-    for kind, name, version, job, source, source_version in connection.execute(
+    for object_kind, name, version, job, source, source_version in connection.execute(
         sa.select(*columns).distinct()
     ):
         inputs = [{"source": source, "version": source_version}]
         origin_objects = origins.find_objects(connection, inputs)
-        origins.record(connection, Object(kind, name, version), origin_objects)
+        origins.record(connection, Object(object_kind, name, version), origin_objects)
         if job is not None:
             origins.record(connection, Object(JOB, job), origin_objects)
     dataset, pins = training_datasets.c, training_dataset_pins.c

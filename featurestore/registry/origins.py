@@ -33,7 +33,13 @@ from featurestore.model.paths import (
     parse_version_directory,
 )
 from featurestore.registry.rows import insert_missing, location_of, lock, split_values
-from featurestore.registry.tables import featuregroups, origin_edges, origins, private_groups
+from featurestore.registry.tables import (
+    featuregroups,
+    is_version,
+    origin_edges,
+    origins,
+    private_groups,
+)
 from featurestore.storage import files, revisions, storage_for
 
 GROUP, DATASET, VIEW, MODEL = "featuregroup", "training_dataset", "feature_view", "model"
@@ -41,7 +47,7 @@ RUN, JOB = "experiment_run", "job"
 KINDS = (GROUP, DATASET, VIEW, MODEL, RUN, JOB)
 # The folders by which lineage and paths refer to these kinds.
 FOLDERS = {GROUP: FEATUREGROUPS, VIEW: FEATUREVIEWS, DATASET: TRAININGDATASETS, MODEL: MODELS}
-_KINDS_BY_FOLDER = {folder: kind for kind, folder in FOLDERS.items()}
+_KINDS_BY_FOLDER = {folder: object_kind for object_kind, folder in FOLDERS.items()}
 # The suffixes of the directories that a group has besides its table.
 _GROUP_SUFFIXES = ("_quarantine", "_statistics")
 # The key in a connection's ``info`` for the objects whose files the transaction has to write.
@@ -58,9 +64,13 @@ _ID = re.compile(
 class Object(NamedTuple):
     """A version of an object; runs and jobs have the version 1, and a run's name is its id."""
 
-    kind: str
+    object_kind: str
     name: str
     version: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a JSON object, which are also columns of tables."""
+        return {"kind": self.object_kind, "name": self.name, "version": self.version}
 
 
 def record(connection: Connection, derived: Object, origin_objects: Iterable[Object]) -> None:
@@ -132,7 +142,7 @@ def end(connection: Connection, removed: Object) -> None:
     private = sa.select(private_groups.c.featuregroup).where(
         private_groups.c.featuregroup == removed.name
     )
-    is_private = removed.kind == GROUP and connection.execute(private).first() is not None
+    is_private = removed.object_kind == GROUP and connection.execute(private).first() is not None
     # A copy of the rows of a private group may be written after the group was removed.
     if is_private:
         _current_ids(connection, [removed])
@@ -164,10 +174,10 @@ def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) ->
         # Registered sources and files outside of the store have no origins.
         if parsed_source is None or ":" in parsed_source[1] or not parsed_source[1]:
             continue
-        kind, name, path_version = parsed_source
+        object_kind, name, path_version = parsed_source
         number = version if isinstance(version, int) else path_version
-        numbers = [number] if number else _registered_versions(connection, kind, name)
-        objects += [Object(kind, name, number) for number in numbers]
+        numbers = [number] if number else _registered_versions(connection, object_kind, name)
+        objects += [Object(object_kind, name, number) for number in numbers]
     return objects
 
 
@@ -187,9 +197,9 @@ def parse_path(path: str) -> tuple[str, str, int | None] | None:
     return None
 
 
-def _registered_versions(connection: Connection, kind: str, name: str) -> list[int]:
+def _registered_versions(connection: Connection, object_kind: str, name: str) -> list[int]:
     """Return the versions of a group to which a reference without a version may refer."""
-    if kind != GROUP:
+    if object_kind != GROUP:
         return [1]
     query = sa.select(featuregroups.c.version).where(featuregroups.c.name == name)
     return [int(version) for version in connection.execute(query).scalars()] or [1]
@@ -211,7 +221,7 @@ def format_id(version: Object, creation: int) -> str:
     >>> format_id(Object("featuregroup", "pay", 2), 1)
     'featuregroup/pay@v2#1'
     """
-    return f"{version.kind}/{version.name}@v{version.version}#{creation}"
+    return f"{version.object_kind}/{version.name}@v{version.version}#{creation}"
 
 
 def _last_creations(connection: Connection, objects: Iterable[Object]) -> dict[Object, int]:
@@ -229,7 +239,7 @@ def _last_creations(connection: Connection, objects: Iterable[Object]) -> dict[O
 def _insert(connection: Connection, creations: Mapping[Object, int]) -> None:
     rows = [
         {
-            **version._asdict(),
+            **version.to_json(),
             "id": format_id(version, creation),
             "creation": creation,
             "ended": False,
@@ -255,8 +265,8 @@ def write_files(connection: Connection, changed: Collection[Object]) -> None:
     # second one reads the rows of the first.
     lock(connection, "origins")
     paths = StorePaths(location_of(connection))
-    for kind in {version.kind for version in changed}:
-        files.make_directory(os.path.join(paths.origins, kind))
+    for object_kind in {version.object_kind for version in changed}:
+        files.make_directory(os.path.join(paths.origins, object_kind))
     for version in sorted(changed):
         # If a file cannot be written, the transaction fails, so that no origins are lost.
         path, content = paths.origin_file(*version), _to_json(connection, version)
@@ -288,16 +298,17 @@ def _merge(content: Mapping[str, Any], stored_content: Any) -> dict[str, Any]:
             }
     except (LookupError, TypeError, ValueError):
         # The origins in a damaged file may have been private.
-        return {**content, "creations": [{**each, "sealed": True} for each in content["creations"]]}
+        return {
+            **content,
+            "creations": [{**creation, "sealed": True} for creation in content["creations"]],
+        }
     return {**content, "creations": [creations[number] for number in sorted(creations)]}
 
 
 def _to_json(connection: Connection, version: Object) -> dict[str, Any]:
     columns = origins.c
     query = sa.select(columns.id, columns.creation, columns.ended, columns.sealed).where(
-        columns.kind == version.kind,
-        columns.name == version.name,
-        columns.version == version.version,
+        is_version(origins, *version)
     )
     creations = []
     for identifier, creation, ended, sealed in connection.execute(query.order_by(columns.creation)):
@@ -305,7 +316,7 @@ def _to_json(connection: Connection, version: Object) -> dict[str, Any]:
         origin_ids = sorted(connection.execute(edges).scalars())
         state = {"ended": bool(ended), "sealed": bool(sealed)}
         creations.append({"creation": creation, **state, "origins": origin_ids})
-    return {"format": _FORMAT, **version._asdict(), "creations": creations}
+    return {"format": _FORMAT, **version.to_json(), "creations": creations}
 
 
 def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
@@ -317,13 +328,16 @@ def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
     directory = StorePaths(location).origins
     connection.info[RESTORED] = True
     damaged = []
-    for kind in KINDS:
-        folder = os.path.join(directory, kind)
+    for object_kind in KINDS:
+        folder = os.path.join(directory, object_kind)
         for entry in files.list_directory(folder):
             match = _FILE_NAME.fullmatch(entry)
             if match is None:  # the file has no object
                 continue
-            version, path = Object(kind, match[1], int(match[2])), os.path.join(folder, entry)
+            version, path = (
+                Object(object_kind, match[1], int(match[2])),
+                os.path.join(folder, entry),
+            )
             try:
                 _restore_file(connection, version, path)
             except (FeatureStoreError, MalformedJson, ValueError, RecursionError) as error:
@@ -338,7 +352,7 @@ def _restore_file(connection: Connection, version: Object, path: str) -> None:
     stored_version = Object(content.text("kind"), content.text("name"), content.number("version"))
     if stored_version != version:
         raise ValueError(
-            f"it has the origins of {stored_version.kind} {stored_version.name}@v{stored_version.version}"
+            f"it has the origins of {stored_version.object_kind} {stored_version.name}@v{stored_version.version}"
         )
     for record in content.objects("creations"):
         creation = record.number("creation", minimum=1)
@@ -361,7 +375,7 @@ def _insert_creation(
 ) -> None:
     """Insert a creation unless it exists, and set the states that are true in its file."""
     identifier = format_id(version, creation)
-    row = {**version._asdict(), "id": identifier, "creation": creation}
+    row = {**version.to_json(), "id": identifier, "creation": creation}
     insert_missing(connection, origins, [row | {"ended": False, "sealed": False}])
     values = {name: True for name, value in states.items() if value}
     if values:

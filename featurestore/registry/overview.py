@@ -281,35 +281,40 @@ def datasets(
 
 
 def names(
-    connection: Connection, kind: str, search_filter: SearchFilter, *, text: str, limit: int | None
+    connection: Connection,
+    object_kind: str,
+    search_filter: SearchFilter,
+    *,
+    text: str,
+    limit: int | None,
 ) -> list[str]:
     """Return the sorted names of one kind that contain a string and match a filter."""
-    name: sa.ColumnElement[Any] = _NAMES[kind]
+    name: sa.ColumnElement[Any] = _NAMES[object_kind]
     query = sa.select(name)
-    if kind == EXPERIMENT:
+    if object_kind == EXPERIMENT:
         # An experiment has many rows.
         name = select_distinct(experiment_runs.c.id, [experiment_runs.c.name]).subquery().c.name
         query = sa.select(name)
-    elif kind != JOB:
+    elif object_kind != JOB:
         query = query.distinct()
     query = query.where(contains_text(connection, name, text))
-    for condition in _name_conditions(kind, search_filter):
+    for condition in _name_conditions(object_kind, search_filter):
         query = query.where(name.in_(condition))
     return list(connection.execute(query.order_by(name).limit(limit)).scalars())
 
 
 def filter_names(
-    connection: Connection, kind: str, search_filter: SearchFilter
+    connection: Connection, object_kind: str, search_filter: SearchFilter
 ) -> frozenset[str] | None:
     """Return the names of one kind that match a filter, None for all names."""
     if search_filter.is_empty:
         return None
-    return frozenset(names(connection, kind, search_filter, text="", limit=None))
+    return frozenset(names(connection, object_kind, search_filter, text="", limit=None))
 
 
-def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[str]]:
+def _name_conditions(object_kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[str]]:
     """Yield queries for the names that meet each condition of a filter."""
-    tagged = sa.select(tags.c.name).where(tags.c.kind == kind)
+    tagged = sa.select(tags.c.name).where(tags.c.kind == object_kind)
     if search_filter.tag:
         key, _, value = search_filter.tag.partition("=")
         query = tagged.where(tags.c.key == key)
@@ -319,7 +324,7 @@ def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Sele
     if search_filter.changed_within is not None:
         since = to_micros(shift_time(utc_now(), -search_filter.changed_within))
         # Kinds without a time column never match.
-        name_column, time = _TIMES.get(kind, (tags.c.name, sa.literal(since - 1)))
+        name_column, time = _TIMES.get(object_kind, (tags.c.name, sa.literal(since - 1)))
         yield sa.select(name_column).where(time >= since)
 
 
@@ -374,10 +379,12 @@ def count_computed_windows(connection: Connection, jobs: Sequence[str]) -> dict[
 
 
 def read_owners(
-    connection: Connection, kind: str, names: Sequence[str]
+    connection: Connection, object_kind: str, names: Sequence[str]
 ) -> dict[tuple[str, int], str]:
     """Return the tag ``owner`` of groups or datasets by name and version."""
-    query = sa.select(tags).filter(tags.c.kind == kind, tags.c.key == OWNER, tags.c.name.in_(names))
+    query = sa.select(tags).filter(
+        tags.c.kind == object_kind, tags.c.key == OWNER, tags.c.name.in_(names)
+    )
     return {(str(row.name), int(row.version)): str(row.value) for row in connection.execute(query)}
 
 

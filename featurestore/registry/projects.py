@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from featurestore.model.times import to_micros, utc_now
 from featurestore.registry.database import Registry
 from featurestore.registry.rows import put_row
-from featurestore.registry.tables import project_definitions
+from featurestore.registry.tables import is_version, project_definitions
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class OwnerMark:
     version: int
 
 
-def owner(connection: Connection, kind: str, name: str) -> str | None:
+def owner(connection: Connection, object_kind: str, name: str) -> str | None:
     """Return the project that created an object, None if no project did."""
     columns = project_definitions.c
-    is_object = sa.and_(columns.kind == kind, columns.name == name)
+    is_object = sa.and_(columns.kind == object_kind, columns.name == name)
     query = sa.select(columns.project).where(is_object).limit(1)
     return connection.execute(query).scalar_one_or_none()
 
@@ -45,12 +45,8 @@ def add(connection: Connection, project: str, mark: OwnerMark) -> None:
 
 def remove(connection: Connection, mark: OwnerMark) -> None:
     """Remove the mark of an object, if it exists."""
-    columns = project_definitions.c
-    connection.execute(
-        project_definitions.delete().where(
-            columns.kind == mark.kind, columns.name == mark.name, columns.version == mark.version
-        )
-    )
+    is_marked = is_version(project_definitions, mark.kind, mark.name, mark.version)
+    connection.execute(project_definitions.delete().where(is_marked))
 
 
 def marks(connection: Connection, project: str) -> list[OwnerMark]:

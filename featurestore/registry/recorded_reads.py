@@ -96,8 +96,8 @@ class ReadRecorder:
         below = path.removeprefix(f"{self.location.rstrip('/')}/")
         parsed = None if below == path else origins.parse_path(below)
         if parsed is not None:
-            kind, name, version = parsed
-            self.record(Object(kind, name, version or 1))
+            object_kind, name, version = parsed
+            self.record(Object(object_kind, name, version or 1))
 
     def add_output(self, connection: Connection, output: Object) -> None:
         """Store earlier and later reads as origins of an object to be written."""

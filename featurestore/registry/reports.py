@@ -135,10 +135,10 @@ def acceptances(connection: Connection, monitor: str) -> list[Acceptance]:
             window = Window(from_micros(row.window_start), until)
         with translate_parse_errors(f"an acceptance of monitor {monitor!r}"):
             subjects = {
-                cast(Subject, (str(kind), str(name))): (
+                cast(Subject, (str(subject_kind), str(name))): (
                     None if start is None else times.parse_moment(start, warn=False)
                 )
-                for kind, name, start in json.loads(row.subjects)
+                for subject_kind, name, start in json.loads(row.subjects)
             }
         accepted.append(
             Acceptance(monitor, window, until, subjects, row.note, from_micros(row.created))

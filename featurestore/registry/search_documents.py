@@ -13,7 +13,7 @@ from itertools import islice
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.registry.tables import search_documents
+from featurestore.registry.tables import is_version, search_documents
 
 FEATURE = "feature"
 FEATURE_DESCRIPTION = "feature description"
@@ -33,13 +33,13 @@ _columns = search_documents.c
 
 def replace(
     connection: Connection,
-    kind: str,
+    object_kind: str,
     name: str,
     version: int,
     texts_by_field: Mapping[str, Iterable[str]],
 ) -> None:
     """Replace the documents of some fields of a version."""
-    remove(connection, kind, name, version, fields=list(texts_by_field))
+    remove(connection, object_kind, name, version, fields=list(texts_by_field))
     is_indexed = has_index(connection)
     for field, texts in texts_by_field.items():
         text = normalize("\n".join(texts))
@@ -47,7 +47,12 @@ def replace(
             continue
         inserted = connection.execute(
             search_documents.insert().values(
-                kind=kind, name=name, version=version, field=field, text=text, indexed=is_indexed
+                kind=object_kind,
+                name=name,
+                version=version,
+                field=field,
+                text=text,
+                indexed=is_indexed,
             )
         )
         key = inserted.inserted_primary_key
@@ -59,14 +64,14 @@ def replace(
 
 def remove(
     connection: Connection,
-    kind: str,
+    object_kind: str,
     name: str,
     version: int,
     *,
     fields: Collection[str] | None = None,
 ) -> None:
     """Remove the documents of a version from the table and from the index, or those of some fields."""
-    condition = sa.and_(_columns.kind == kind, _columns.name == name, _columns.version == version)
+    condition = is_version(search_documents, object_kind, name, version)
     if fields is not None:
         condition &= _columns.field.in_(fields)
     if has_index(connection):
@@ -95,7 +100,7 @@ def rebuild_index(connection: Connection) -> None:
 
 def candidate_names(
     connection: Connection,
-    kind: str,
+    object_kind: str,
     field: str,
     text: str,
     *,
@@ -107,11 +112,11 @@ def candidate_names(
     early. If ``among`` is set, only these names are searched.
     """
     searched_text = normalize(text)
-    names = _indexed_names(connection, kind, field, searched_text)
+    names = _indexed_names(connection, object_kind, field, searched_text)
     contains = _contains(connection, searched_text)
     query = (
         sa.select(_columns.name)
-        .where(_columns.kind == kind, _columns.field == field, contains)
+        .where(_columns.kind == object_kind, _columns.field == field, contains)
         .distinct()
         .order_by(_columns.name)
     )
@@ -148,7 +153,7 @@ def _matching_names(connection: Connection, query: sa.Select[str]) -> Iterator[l
 
 
 def _indexed_names(
-    connection: Connection, kind: str, field: str, searched_text: str
+    connection: Connection, object_kind: str, field: str, searched_text: str
 ) -> set[str] | None:
     """Return the names that an index of trigrams finds, None if it is missing or finds many.
 
@@ -174,7 +179,7 @@ def _indexed_names(
     if connection.dialect.name == "sqlite":
         # A process whose SQLite does not support trigrams writes documents that are not indexed.
         rows += connection.execute(documents.where(_columns.indexed.is_(False)))
-    return {row.name for row in rows if (row.kind, row.field) == (kind, field)}
+    return {row.name for row in rows if (row.kind, row.field) == (object_kind, field)}
 
 
 def normalize(text: str) -> str:

@@ -252,8 +252,8 @@ def _find_names(connection: Connection, quoted: Collection[str]) -> dict[str, st
     names: dict[str, str] = {}
     if not quoted:
         return names
-    for kind, column in _NAME_COLUMNS.items():
+    for object_kind, column in _NAME_COLUMNS.items():
         query = sa.select(column).where(column.in_(sorted(quoted))).distinct()
         for name in connection.execute(query).scalars():
-            names.setdefault(str(name), kind)
+            names.setdefault(str(name), object_kind)
     return names

@@ -280,18 +280,18 @@ def _indexed_versions(connection: Connection) -> list[tuple[str, str, int]]:
     """Return (folder, name, version) for all groups and datasets in the database's own tables."""
     versions = []
     paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
-    for kind, table in paths.items():
+    for object_kind, table in paths.items():
         if sa.inspect(connection).has_table(table.name):
             for row in connection.execute(sa.select(table.c.name, table.c.version)):
-                versions.append((kind, row.name, row.version))
+                versions.append((object_kind, row.name, row.version))
     return versions
 
 
 def _indexes_location(connection: Connection, directory: str) -> bool:
     """Return whether the database's own tables contain a group or dataset in the location."""
     paths = StorePaths(directory)
-    for kind, name, version in _indexed_versions(connection):
-        if kind == "featuregroups":
+    for object_kind, name, version in _indexed_versions(connection):
+        if object_kind == "featuregroups":
             path = paths.featuregroup(name, version)
         else:
             path = paths.training_dataset(name, version)

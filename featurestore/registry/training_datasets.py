@@ -33,7 +33,7 @@ def _suggest_dataset(name: str, names: list[str]) -> str | None:
 
 
 _TABLE = VersionedTable(
-    kind=KIND,
+    object_kind=KIND,
     noun="training dataset",
     table=training_datasets,
     not_found=TrainingDatasetNotFound,

@@ -54,30 +54,36 @@ def contains_objects(location: str) -> bool:
         for name in files.list_directory(paths.experiments)
     ):
         return True
-    return any(True for kind in _VERSIONED for _ in _stored_versions(paths, kind))
+    return any(True for object_kind in _VERSIONED for _ in _stored_versions(paths, object_kind))
 
 
-def is_unregistered(connection: Connection, kind: str, name: str, version: int | None) -> bool:
+def is_unregistered(
+    connection: Connection, object_kind: str, name: str, version: int | None
+) -> bool:
     """Return whether a published version (None: any) exists that the registry does not contain.
 
     A registry that is filtered for a reader hides versions that exist, so the result is False.
     """
-    if HIDDEN in connection.info or kind not in _VERSIONED:
+    if HIDDEN in connection.info or object_kind not in _VERSIONED:
         return False
     versions = [
         number
-        for _, number in _stored_versions(StorePaths(location_of(connection)), kind, names=[name])
+        for _, number in _stored_versions(
+            StorePaths(location_of(connection)), object_kind, names=[name]
+        )
         if version in (None, number)
     ]
-    return bool(_without_registered(connection, kind, [(name, number) for number in versions]))
+    return bool(
+        _without_registered(connection, object_kind, [(name, number) for number in versions])
+    )
 
 
-def has_definition(connection: Connection, kind: str, name: str) -> bool:
+def has_definition(connection: Connection, object_kind: str, name: str) -> bool:
     """Return whether the location has a definition file of a "source" or an "online_store"."""
     if HIDDEN in connection.info:
         return False
     paths = StorePaths(location_of(connection))
-    folder = paths.sources if kind == "source" else paths.online_stores
+    folder = paths.sources if object_kind == "source" else paths.online_stores
     return f"{name}.json" in files.list_directory(folder)
 
 
@@ -102,16 +108,16 @@ def unregistered_objects(connection: Connection, *, is_complete: bool = True) ->
     """
     paths = StorePaths(location_of(connection))
     objects = []
-    for kind, (folder_property, table, _) in _VERSIONED.items():
+    for object_kind, (folder_property, table, _) in _VERSIONED.items():
         # The location is listed first: versions that are published meanwhile are registered.
         names = files.list_directory(getattr(paths, folder_property))
         if not is_complete:
             known_names = existing_values(connection, table.c.name, names)
             names = [name for name in names if name not in known_names]
-        versions = list(_stored_versions(paths, kind, names=names))
+        versions = list(_stored_versions(paths, object_kind, names=names))
         objects += [
-            f"{kind.replace('_', ' ')} {name}@v{version}"
-            for name, version in _without_registered(connection, kind, versions)
+            f"{object_kind.replace('_', ' ')} {name}@v{version}"
+            for name, version in _without_registered(connection, object_kind, versions)
         ]
     return objects
 
@@ -127,10 +133,10 @@ def loss_of(registry: Registry) -> str | None:
 
 
 def _stored_versions(
-    paths: StorePaths, kind: str, names: list[str] | None = None
+    paths: StorePaths, object_kind: str, names: list[str] | None = None
 ) -> Iterator[tuple[str, int]]:
     """Yield (name, version) of the published versions of a kind in a location."""
-    folder_property, _, entry = _VERSIONED[kind]
+    folder_property, _, entry = _VERSIONED[object_kind]
     root: str = getattr(paths, folder_property)
     for name in files.list_directory(root) if names is None else names:
         folder = os.path.join(root, name)
@@ -141,12 +147,12 @@ def _stored_versions(
 
 
 def _without_registered(
-    connection: Connection, kind: str, versions: list[tuple[str, int]]
+    connection: Connection, object_kind: str, versions: list[tuple[str, int]]
 ) -> list[tuple[str, int]]:
     """Return the versions that are neither registered nor being written."""
     if not versions:
         return []
-    table = _VERSIONED[kind][1]
+    table = _VERSIONED[object_kind][1]
     known_versions: set[tuple[str, int]] = set()
     for source in (table, tables.intents):
         query = sa.select(source.c.name, source.c.version)

@@ -249,7 +249,7 @@ def get(session: Session, name: str, version: int | None) -> FeatureViewSpec:
     """
     with session.registry.reading() as connection:
         key = feature_views.get(connection, name, version)
-    session.record_read(feature_views.kind, *key)
+    session.record_read(feature_views.object_kind, *key)
     return _read_view(session, *key)
 
 
@@ -259,7 +259,7 @@ def list_views(
     """Return all versions of all views, or one page; skip damaged views with a warning."""
     with session.registry.reading() as connection:
         keys = feature_views.list_all(connection, limit=limit, offset=offset)
-    session.record_reads(feature_views.kind, keys)
+    session.record_reads(feature_views.object_kind, keys)
     views_read = []
     for name, version in keys:
         try:

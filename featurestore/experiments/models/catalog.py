@@ -335,7 +335,7 @@ def get(session: Session, name: str, version: int | None, *, stage: str | None =
     """Return a model version; None for the latest."""
     with session.registry.reading() as connection:
         model_key = index.get(connection, name, version, stage=stage)
-    session.record_read(index.kind, *model_key)
+    session.record_read(index.object_kind, *model_key)
     return directories.read(session.paths.model(*model_key), *model_key)
 
 
@@ -346,7 +346,7 @@ def every(
     conditions = [] if name is None else [index.table.c.name == name]
     with session.registry.reading() as connection:
         model_keys = index.list_all(connection, *conditions, limit=limit, offset=offset)
-    session.record_reads(index.kind, model_keys)
+    session.record_reads(index.object_kind, model_keys)
     specs = []
     for model_key in model_keys:
         try:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
@@ -31,6 +31,8 @@ from featurestore.delta.table_state import decimal_digits, type_name
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 
+# An object of the Delta log: an action, a schema or a field of a schema.
+JsonMapping: TypeAlias = Mapping[str, Any]
 _TYPE_CHANGES = "delta.typeChanges"
 _INTEGERS = ("byte", "short", "integer", "long")
 _TIMES = "timestamp_ntz"
@@ -51,9 +53,9 @@ class WidenedTable:
 
     path: str
     folder: str | None
-    protocol: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    adds_by_schema: Mapping[str, Sequence[Mapping[str, Any]]]
+    protocol: JsonMapping
+    metadata: JsonMapping
+    adds_by_schema: Mapping[str, Sequence[JsonMapping]]
     has_new_partition_values: bool
 
     @property
@@ -79,7 +81,7 @@ class WidenedTable:
             folders.append(folder)
         return folders
 
-    def _absolute_add(self, add: Mapping[str, Any], changed: set[str]) -> dict[str, Any]:
+    def _absolute_add(self, add: JsonMapping, changed: set[str]) -> dict[str, Any]:
         """Return an add action for a log in another folder, without bounds of changed columns."""
         path = file_path(self.path, add["path"], folder=self.folder)
         action = _without_nulls(add)
@@ -141,7 +143,7 @@ def read_types(path: str, version: int, *, folder: str | None) -> WidenedTable:
     paths = [file_path(path, add["path"], folder=folder) for add in adds]
     with independent_tasks(_FOOTER_THREADS, "featurestore-footers") as pool:
         schemas = pool.map(partial(_schema_of_file, fields, by_id=by_id), paths)
-        adds_by_schema: dict[str, list[Mapping[str, Any]]] = {}
+        adds_by_schema: dict[str, list[JsonMapping]] = {}
         for add, schema in zip(adds, schemas, strict=True):
             adds_by_schema.setdefault(schema, []).append(add)
     return WidenedTable(
@@ -154,22 +156,22 @@ def read_types(path: str, version: int, *, folder: str | None) -> WidenedTable:
     )
 
 
-def _without_nulls(action: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(action: JsonMapping) -> dict[str, Any]:
     """Return an action without null members, which those of checkpoints have."""
     return {name: value for name, value in action.items() if value is not None}
 
 
-def _schema_of_file(fields: Sequence[Mapping[str, Any]], path: str, *, by_id: bool) -> str:
+def _schema_of_file(fields: Sequence[JsonMapping], path: str, *, by_id: bool) -> str:
     """Return the table's schema with the types of a file that the kernel does not cast."""
     file_schema = parquet.read_schema(files.open_ranges(path))
     return _dump_schema(_stored_fields(fields, file_schema, by_id=by_id))
 
 
-def _dump_schema(fields: Iterable[Mapping[str, Any]]) -> str:
+def _dump_schema(fields: Iterable[JsonMapping]) -> str:
     return json.dumps({"type": "struct", "fields": [_without_changes(field) for field in fields]})
 
 
-def _without_changes(field: Mapping[str, Any]) -> dict[str, Any]:
+def _without_changes(field: JsonMapping) -> dict[str, Any]:
     """Return a field without the changes of its type, which end with the type of the table."""
     metadata = dict(field.get("metadata") or {})
     metadata.pop(_TYPE_CHANGES, None)
@@ -177,7 +179,7 @@ def _without_changes(field: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_fields(
-    fields: Sequence[Mapping[str, Any]], file_fields: Iterable[pa.Field], *, by_id: bool
+    fields: Sequence[JsonMapping], file_fields: Iterable[pa.Field], *, by_id: bool
 ) -> list[dict[str, Any]]:
     """Return fields with their types in a file; fields that the file lacks are unchanged."""
     stored_types = {stored_key(field, by_id=by_id): field.type for field in file_fields}
@@ -196,19 +198,19 @@ def stored_key(field: pa.Field, *, by_id: bool) -> str:
     return (field.metadata or {}).get(_FIELD_ID, b"").decode() if by_id else str(field.name)
 
 
-def is_mapped_by_id(metadata: Mapping[str, Any]) -> bool:
+def is_mapped_by_id(metadata: JsonMapping) -> bool:
     """Return whether the columns of files have the field ids of the schema."""
     return (metadata.get("configuration") or {}).get(f"{_MAPPING}mode") == "id"
 
 
-def column_key(field: Mapping[str, Any], *, by_id: bool) -> str:
+def column_key(field: JsonMapping, *, by_id: bool) -> str:
     """Return the ``stored_key`` of a field of the schema."""
     if by_id:
         return str((field.get("metadata") or {}).get(f"{_MAPPING}id"))
     return _physical_name(field)
 
 
-def _physical_name(field: Mapping[str, Any]) -> str:
+def _physical_name(field: JsonMapping) -> str:
     return str((field.get("metadata") or {}).get(f"{_MAPPING}physicalName", field["name"]))
 
 
@@ -253,9 +255,7 @@ def _changed_columns(table_schema: str, schema: str) -> set[str]:
     }
 
 
-def _with_partition_values(
-    add: Mapping[str, Any], partition_types: Mapping[str, Any]
-) -> dict[str, Any]:
+def _with_partition_values(add: JsonMapping, partition_types: JsonMapping) -> dict[str, Any]:
     """Return an add action whose partition values are written as those of the table's types."""
     values = dict(add.get("partitionValues") or {})
     for name, dtype in partition_types.items():
@@ -296,7 +296,7 @@ def _file_url(path: str) -> str:
     return f"file://{quote(path)}"
 
 
-def _absolute_vector(path: str, vector: Mapping[str, Any], *, folder: str | None) -> dict[str, Any]:
+def _absolute_vector(path: str, vector: JsonMapping, *, folder: str | None) -> dict[str, Any]:
     """Return the descriptor of a deletion vector with an absolute path."""
     descriptor = _without_nulls(vector)
     if descriptor.get("storageType") == _VECTOR_IN_TABLE:

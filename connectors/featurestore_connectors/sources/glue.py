@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -34,6 +34,11 @@ from featurestore_connectors.sources.iceberg import (
     translate_errors,
 )
 
+if TYPE_CHECKING:
+    from pyiceberg.catalog.glue import GlueCatalog
+
+# A table as Glue describes it.
+TableRecord: TypeAlias = Mapping[str, Any]
 _ENDPOINT = "aws_endpoint_url"
 _RETRIES = 3
 _OPTIONS = (USER, _ENDPOINT, "catalog_id", locations.FOLDER)
@@ -111,7 +116,7 @@ class GlueSource:
         catalog, secret = self._connect(locations.ANY_FOLDER)
         return IcebergTables(self._config, catalog, secret)
 
-    def _connect(self, folder: str | None) -> tuple[Any, str | None]:
+    def _connect(self, folder: str | None) -> tuple[GlueCatalog, str | None]:
         """Return the catalog and its secret."""
         options = self._config.options
         secret = None if self._config.secret is None else self._config.secret()
@@ -153,7 +158,7 @@ class GlueSnapshot(CatalogSnapshot):
     def __init__(
         self,
         config: SourceConfig,
-        catalog: Any,
+        catalog: GlueCatalog,
         settings: Mapping[str, str],
         version: int | datetime | str | None,
         secret: str | None,
@@ -182,7 +187,7 @@ class GlueSnapshot(CatalogSnapshot):
 
     def _list_all(
         self, operation: str, response_key: str, **selection: str
-    ) -> Iterator[Mapping[str, Any]]:
+    ) -> Iterator[TableRecord]:
         """Yield the objects of all pages of a list."""
         for page in self._catalog.glue.get_paginator(operation).paginate(**selection):
             yield from page[response_key]
@@ -210,7 +215,7 @@ class GlueSnapshot(CatalogSnapshot):
                 return OpenTable(open_delta(self._config, path, self._version))
             return OpenTable(self._open_parquet(name, table, path))
 
-    def _find_table(self, name: str) -> Mapping[str, Any] | None:
+    def _find_table(self, name: str) -> TableRecord | None:
         """Return the description of a table, None if it does not exist."""
         database, _, table = name.partition(".")
         if not database or not table:
@@ -220,10 +225,10 @@ class GlueSnapshot(CatalogSnapshot):
                 response = self._catalog.glue.get_table(DatabaseName=database, Name=table)
             except self._catalog.glue.exceptions.EntityNotFoundException:
                 return None
-        table_record: Mapping[str, Any] = response["Table"]
+        table_record: TableRecord = response["Table"]
         return table_record
 
-    def _open_parquet(self, name: str, table: Mapping[str, Any], path: str) -> ParquetSnapshot:
+    def _open_parquet(self, name: str, table: TableRecord, path: str) -> ParquetSnapshot:
         if self._version is not None:
             raise InvalidArgument(
                 f"at={self._version!r}: Parquet files keep no earlier versions.",
@@ -270,7 +275,7 @@ class GlueSnapshot(CatalogSnapshot):
         )
 
 
-def table_format(table: Mapping[str, Any]) -> Literal["iceberg", "delta", "parquet"] | None:
+def table_format(table: TableRecord) -> Literal["iceberg", "delta", "parquet"] | None:
     """Return the format of a table as Glue, Athena and Spark describe it; None if it is not read.
 
     >>> table_format({"Parameters": {"table_type": "ICEBERG"}})
@@ -313,7 +318,7 @@ def column_type(text: str) -> pa.DataType | None:
     return _COLUMN_TYPES.get(text)
 
 
-def describe_format(table: Mapping[str, Any]) -> str:
+def describe_format(table: TableRecord) -> str:
     """Return the format of a table in the words of the catalog."""
     parameters = table.get("Parameters") or {}
     storage = table.get("StorageDescriptor") or {}
@@ -322,7 +327,7 @@ def describe_format(table: Mapping[str, Any]) -> str:
     return next((str(description) for description in described if description), "unknown")
 
 
-def table_location(table: Mapping[str, Any]) -> str:
+def table_location(table: TableRecord) -> str:
     """Return the location of a table."""
     storage = table.get("StorageDescriptor") or {}
     # Spark registers tables of its own formats with a placeholder as their location.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -47,6 +47,13 @@ from featurestore_connectors.sources.typed_columns import (
     unknown_table_error,
 )
 
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.table.refs import SnapshotRef
+    from pyiceberg.table.snapshots import Snapshot
+
 _MAIN, _BRANCH = "main", "branch"
 _MAX_LISTED = 5
 
@@ -55,11 +62,11 @@ _MAX_LISTED = 5
 class TableVersion:
     """A snapshot of a table, None for a table without snapshots, and its schema."""
 
-    snapshot: Any
-    schema: Any
+    snapshot: Snapshot | None
+    schema: Schema
 
 
-def find_version(table: Any, version: int | datetime | str, *, subject: str) -> TableVersion:
+def find_version(table: Table, version: int | datetime | str, *, subject: str) -> TableVersion:
     """Return the snapshot of a table with an id, at a time, or of a branch or tag.
 
     A text is the name of a branch or tag, else a snapshot id, else a time. A number that is not a
@@ -98,7 +105,7 @@ def find_version(table: Any, version: int | datetime | str, *, subject: str) -> 
     return TableVersion(snapshot, _schema_of(table, snapshot))
 
 
-def _referenced_version(table: Any, reference: Any) -> TableVersion:
+def _referenced_version(table: Table, reference: SnapshotRef | None) -> TableVersion:
     """Return the version of a branch or tag; None for the main branch without snapshots."""
     if reference is None:
         return TableVersion(table.current_snapshot(), table.schema())
@@ -108,12 +115,14 @@ def _referenced_version(table: Any, reference: Any) -> TableVersion:
     return TableVersion(snapshot, table.schema() if is_branch else _schema_of(table, snapshot))
 
 
-def _schema_of(table: Any, snapshot: Any) -> Any:
+def _schema_of(table: Table, snapshot: Snapshot | None) -> Schema:
     """Return the schema with which a snapshot was written, which is optional in the metadata."""
+    if snapshot is None or snapshot.schema_id is None:
+        return table.schema()
     return table.schemas().get(snapshot.schema_id, table.schema())
 
 
-def _parse_version(table: Any, text: str, *, subject: str) -> int | datetime:
+def _parse_version(table: Table, text: str, *, subject: str) -> int | datetime:
     """Return a text as a snapshot id or a time."""
     number = int(text) if text.isascii() and text.isdecimal() else None
     # A text of digits may also be a date.
@@ -211,7 +220,7 @@ class IcebergSource:
         catalog, secret = self._connect(locations.ANY_FOLDER)
         return IcebergTables(self._config, catalog, secret)
 
-    def _connect(self, folder: str | None) -> tuple[Any, str | None]:
+    def _connect(self, folder: str | None) -> tuple[Catalog, str | None]:
         """Return the catalog and its secret."""
         iceberg_catalogs = import_catalogs()
         secret = None
@@ -246,16 +255,16 @@ def import_catalogs() -> ModuleType:
 class _SingleTable:
     """A catalog with a single table."""
 
-    table: Any
+    table: Table
 
 
 @dataclass(frozen=True)
 class _OpenTable:
     """A table at a snapshot (None for a table without snapshots), with its readable columns."""
 
-    table: Any
-    snapshot: Any
-    schema: Any
+    table: Table
+    snapshot: Snapshot | None
+    schema: Schema
 
 
 class IcebergSnapshot:
@@ -264,7 +273,7 @@ class IcebergSnapshot:
     def __init__(
         self,
         config: SourceConfig,
-        catalog: Any,
+        catalog: Catalog | _SingleTable,
         *,
         version: int | datetime | str | None,
         secret: str | None = None,
@@ -354,7 +363,7 @@ class IcebergSnapshot:
         version = find_version(table, self._version, subject=subject)
         return _OpenTable(table, version.snapshot, version.schema)
 
-    def _load_table(self, name: str) -> Any:
+    def _load_table(self, name: str) -> Table:
         """Load a table from the catalog."""
         if isinstance(self._catalog, _SingleTable):
             return self._catalog.table
@@ -387,7 +396,7 @@ def _database_url(config: SourceConfig, uri: str) -> str:
     return uri if checked == url else checked.render_as_string(hide_password=False)
 
 
-def _nested_tables(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
+def _nested_tables(catalog: Catalog, namespace: tuple[str, ...]) -> Iterator[str]:
     """Yield the tables in a namespace and its nested namespaces."""
     for child in catalog.list_namespaces(namespace):
         # A catalog that lists the namespace itself would cause an endless recursion.

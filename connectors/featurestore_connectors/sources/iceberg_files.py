@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import duckdb
 
@@ -23,6 +23,19 @@ from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, sqltext
 
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import DataScan, Table
+    from pyiceberg.table.name_mapping import NameMapping
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.types import NestedField
+
+    from featurestore_connectors.sources.iceberg_catalogs import TableFiles
+
+# The values of identity partitions by field id.
+PartitionValues: TypeAlias = Mapping[int, Any]
+_Element: TypeAlias = Mapping[str, Any]
 _TYPES = {
     "boolean": "BOOLEAN",
     "int": "INTEGER",
@@ -58,14 +71,14 @@ class FileGroup:
     """
 
     keys: Mapping[int, int | str]
-    partitions: dict[str, Mapping[int, Any]]
+    partitions: dict[str, PartitionValues]
 
-    def has_partition_values(self, field: Any) -> bool:
+    def has_partition_values(self, field: NestedField) -> bool:
         """Return whether the values of a field are those of the partitions."""
         first = next(iter(self.partitions.values()))
         return field.field_id not in self.keys and field.field_id in first
 
-    def column(self, field: Any) -> str:
+    def column(self, field: NestedField) -> str:
         """Return SQL for the values of a field, in a query with ``rows`` and ``constants``."""
         if field.field_id in self.keys:
             return f"rows.{column_name(field)}"
@@ -73,7 +86,7 @@ class FileGroup:
             return _cast(f"constants.{column_name(field)}", field)
         return _cast(literal(field.initial_default, field), field)
 
-    def check_values(self, config: SourceConfig, field: Any) -> None:
+    def check_values(self, config: SourceConfig, field: NestedField) -> None:
         """Refuse a required field for which a file, its partition and the schema have no values.
 
         Raises:
@@ -94,7 +107,7 @@ class FileGroup:
                 )
 
 
-def _check_partition_type(config: SourceConfig, field: Any) -> None:
+def _check_partition_type(config: SourceConfig, field: NestedField) -> None:
     """Refuse partition values of type double if pyiceberg reads them as floats, as 0.12 does."""
     if str(field.field_type) != "double":
         return
@@ -109,7 +122,7 @@ def _check_partition_type(config: SourceConfig, field: Any) -> None:
         )
 
 
-def column_name(field: Any) -> str:
+def column_name(field: NestedField) -> str:
     """Return the name of a field in the SQL of this package, which no other column has."""
     return f"c{field.field_id}"
 
@@ -129,7 +142,7 @@ def duckdb_type(field_type: Any) -> str | None:
     return _TYPES.get(text)
 
 
-def literal(value: Any, field: Any) -> str:
+def literal(value: Any, field: NestedField) -> str:
     """Return a value of a manifest or a schema as SQL, which can be cast to the type of its field."""
     if value is None:
         return "NULL"
@@ -140,15 +153,15 @@ def literal(value: Any, field: Any) -> str:
     return sqltext.text(f"{value:f}" if isinstance(value, Decimal) else str(value))
 
 
-def _cast(expression: str, field: Any) -> str:
+def _cast(expression: str, field: NestedField) -> str:
     return f"CAST({expression} AS {duckdb_type(field.field_type)})"
 
 
 def group_files(
     config: SourceConfig,
     connection: duckdb.DuckDBPyConnection,
-    partitions: Mapping[str, Mapping[int, Any]],
-    name_mapping: Any,
+    partitions: Mapping[str, PartitionValues],
+    name_mapping: NameMapping | None,
 ) -> list[FileGroup]:
     """Return the files of a table in groups; ``partitions`` is that of ``FileGroup``.
 
@@ -186,7 +199,7 @@ def group_files(
 
 
 def _find_keys(
-    elements: Sequence[Mapping[str, Any]], name_mapping: Any
+    elements: Sequence[_Element], name_mapping: NameMapping | None
 ) -> dict[int, int | str] | None:
     """Return the keys of the columns of a file; None if it has no ids and the table no mapping."""
     ids = [element["id"] for element in elements if element["id"] is not None]
@@ -196,10 +209,11 @@ def _find_keys(
         return None
     names = [element["name"] for element in _top_level(elements)]
     mapped_ids = {name: mapped.field_id for mapped in name_mapping for name in mapped.names}
-    return {mapped_ids[name]: name for name in names if mapped_ids.get(name) is not None}
+    ids_of_names = [(mapped_ids.get(name), name) for name in names]
+    return {field_id: name for field_id, name in ids_of_names if field_id is not None}
 
 
-def _top_level(elements: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _top_level(elements: Sequence[_Element]) -> Iterator[_Element]:
     """Yield the columns of a file from the elements of its schema, which are in depth-first order."""
     # The first element is the schema itself.
     position = 1
@@ -211,18 +225,15 @@ def _top_level(elements: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, A
             position += 1
 
 
-if TYPE_CHECKING:
-    from featurestore_connectors.sources.iceberg_catalogs import TableFiles
-
 _NUMBER, _FILE = "file_row_number", "filename"
 
 
 def rows(
     config: SourceConfig,
     connection: duckdb.DuckDBPyConnection,
-    table: Any,
-    snapshot: Any,
-    schema: Any,
+    table: Table,
+    snapshot: Snapshot | None,
+    schema: Schema,
     query: SourceQuery,
 ) -> str:
     """Return a subquery for the rows of a table snapshot, without files outside the query window.
@@ -256,12 +267,12 @@ def rows(
     return (
         # Delete files contain locations such as file:///path, but the file names of DuckDB are
         # paths.
-        f"(WITH deleted AS (SELECT {table.io.sql_path('file_path')} AS file, pos "
+        f"(WITH deleted AS (SELECT {table_files_of(table).sql_path('file_path')} AS file, pos "
         f"FROM read_parquet({sqltext.file_list(sorted(deletes))})) {selects}) AS rows"
     )
 
 
-def _select_files(group: FileGroup, fields: Sequence[Any], *, has_deletes: bool) -> str:
+def _select_files(group: FileGroup, fields: Sequence[NestedField], *, has_deletes: bool) -> str:
     """Return a SELECT of the fields from the files of a group."""
     columns = ", ".join(f"{group.column(field)} AS {sqltext.quote(field.name)}" for field in fields)
     text = (
@@ -279,7 +290,7 @@ def _select_files(group: FileGroup, fields: Sequence[Any], *, has_deletes: bool)
     return text
 
 
-def _schema_map(group: FileGroup, fields: Sequence[Any]) -> str:
+def _schema_map(group: FileGroup, fields: Sequence[NestedField]) -> str:
     """Return the ``schema`` of ``read_parquet`` for the columns that files have."""
     entries = []
     for field in fields:
@@ -295,7 +306,7 @@ def _schema_map(group: FileGroup, fields: Sequence[Any]) -> str:
     return f"MAP {{{', '.join(entries or [no_column])}}}"
 
 
-def _constants(group: FileGroup, fields: Sequence[Any]) -> str:
+def _constants(group: FileGroup, fields: Sequence[NestedField]) -> str:
     """Return the table ``constants`` with the partition values of each file."""
     rows = []
     for path, values in group.partitions.items():
@@ -305,7 +316,7 @@ def _constants(group: FileGroup, fields: Sequence[Any]) -> str:
     return f"(VALUES {', '.join(rows)}) AS constants({names})"
 
 
-def _identity_values(table: Any, data_file: Any) -> Mapping[int, Any]:
+def _identity_values(table: Table, data_file: DataFile) -> PartitionValues:
     """Return the values of a file's identity partitions by the id of their column."""
     from pyiceberg.transforms import IdentityTransform
 
@@ -317,14 +328,14 @@ def _identity_values(table: Any, data_file: Any) -> Mapping[int, Any]:
     }
 
 
-def _is_requested(field: Any, query: SourceQuery) -> bool:
+def _is_requested(field: NestedField, query: SourceQuery) -> bool:
     is_window = query.window is not None and query.window.column == field.name
     return query.columns is None or field.name in query.columns or is_window
 
 
 def _plan_paths(
-    config: SourceConfig, table: Any, scan: Any
-) -> tuple[dict[str, Mapping[int, Any]], set[str]]:
+    config: SourceConfig, table: Table, scan: DataScan
+) -> tuple[dict[str, PartitionValues], set[str]]:
     """Return the paths of a scan's data files with their partition values, and of delete files."""
     try:
         tasks = list(scan.plan_files())
@@ -335,16 +346,17 @@ def _plan_paths(
             f"Source {config.name!r}: the table has equality deletes, which are not supported.",
             hint="rewrite the data files of the table, or read it with the engine that wrote it",
         ) from error
-    partitions: dict[str, Mapping[int, Any]] = {}
+    partitions: dict[str, PartitionValues] = {}
     deletes: set[str] = set()
+    table_files = table_files_of(table)
     for task in tasks:
-        partitions[_locate(config, table.io, task.file)] = _identity_values(table, task.file)
+        partitions[_locate(config, table_files, task.file)] = _identity_values(table, task.file)
         # Data files share delete files.
-        deletes.update(_locate(config, table.io, delete) for delete in task.delete_files)
+        deletes.update(_locate(config, table_files, delete) for delete in task.delete_files)
     return partitions, deletes
 
 
-def _readable_fields(schema: Any, query: SourceQuery) -> list[Any]:
+def _readable_fields(schema: Schema, query: SourceQuery) -> list[NestedField]:
     """Return the readable fields; raise UnsupportedType if other fields are requested."""
     requested = [field for field in schema.fields if _is_requested(field, query)]
     # DuckDB does not distinguish names by case. A name that is not requested gives way.
@@ -367,14 +379,14 @@ def _readable_fields(schema: Any, query: SourceQuery) -> list[Any]:
     return readable
 
 
-def _empty_rows(fields: Sequence[Any]) -> str:
+def _empty_rows(fields: Sequence[NestedField]) -> str:
     columns = [
         f"NULL::{duckdb_type(field.field_type)} AS {sqltext.quote(field.name)}" for field in fields
     ]
     return f"(SELECT {', '.join(columns)} WHERE false) AS rows"
 
 
-def _window_filter(schema: Any, window: TimeRange) -> Any:
+def _window_filter(schema: Schema, window: TimeRange) -> Any:
     """Return a filter that keeps all files with rows in a window; it may keep more files."""
     import pyiceberg.expressions
 
@@ -393,7 +405,12 @@ def _window_filter(schema: Any, window: TimeRange) -> Any:
     return terms.And(after, terms.LessThanOrEqual(window.column, end))
 
 
-def _locate(config: SourceConfig, table_files: TableFiles, file: Any) -> str:
+def table_files_of(table: Table) -> TableFiles:
+    """Return the file access that ``iceberg_catalogs`` sets for a table."""
+    return cast("TableFiles", table.io)
+
+
+def _locate(config: SourceConfig, table_files: TableFiles, file: DataFile) -> str:
     """Return the path of a data file or delete file; refuse formats other than Parquet."""
     if str(file.file_format).upper().endswith("PARQUET"):
         return table_files.locate(file.file_path)

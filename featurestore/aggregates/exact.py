@@ -114,19 +114,15 @@ def bits_for(rows: int) -> int:
 
 def from_integers(values: Integers, *, bits: int) -> FixedPoint:
     """Convert integers with a unit of 1; small integers need a single limb."""
-    if _sums_fit(values):
+    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+    # The sum of any subset of the values fits into 62 bits.
+    if largest * len(values) < 1 << 62:
         return FixedPoint([values], 0, bits)
     # Terms must be below 2**62, so integers are split into two halves.
     high = values >> 31
     low = values - (high << 31)
     zeros = np.zeros(len(values), np.int64)
     return _sum_terms([_Term(low, zeros), _Term(high, zeros + 31)], 0, bits, _digit_count(64, bits))
-
-
-def _sums_fit(values: Integers) -> bool:
-    """Return True if the sum of any subset of the values fits into 62 bits."""
-    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
-    return largest * len(values) < 1 << 62
 
 
 def from_words(words: Sequence[Integers], *, bits: int) -> FixedPoint:
@@ -323,8 +319,8 @@ def _round_digits(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles
     # The top digit and the digits below it, in one window of 64 bits.
     window = np.zeros(rows, np.uint64)
     first = stacked[top, row_numbers]
-    leading = _bit_length(first)
-    position = 64 - leading
+    # The bit length of integers below 2**53; 0 for 0.
+    position = 64 - np.frexp(first.astype(np.float64))[1].astype(np.int64)
     for offset in range(window_digits):
         digit = np.where(top >= offset, stacked[np.maximum(top - offset, 0), row_numbers], 0)
         window, is_lost = _insert_digit(window, digit, position - bits * offset)
@@ -365,11 +361,6 @@ def to_doubles(limbs: Sequence[Integers], *, unit: int, bits: int) -> list[Doubl
     if digit.max(initial=0) >= _MAX_INTEGER or digit.min(initial=0) <= -_MAX_INTEGER:
         return None
     return [*doubles, digit.astype(np.float64) * 2.0**highest]
-
-
-def _bit_length(values: Integers) -> Integers:
-    """Return the bit length of positive integers below 2**53; 0 for 0."""
-    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 
 def _magnitudes(

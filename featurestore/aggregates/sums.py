@@ -49,7 +49,10 @@ def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
         rounded, is_uncertain = _variances_in_doubles(counts, sum_pairs, square_pairs)
     # Slow, but only for few rows: Python integers of any size.
     for row in np.flatnonzero((counts > 1) & is_uncertain):
-        rounded[row] = _variance_in_integers(int(counts[row]), sums, squares, row=int(row))
+        try:
+            rounded[row] = float(_exact_variance(int(counts[row]), sums, squares, row=int(row)))
+        except OverflowError:
+            rounded[row] = np.inf
     rounded[counts < 2] = 0.0
     return rounded
 
@@ -112,13 +115,6 @@ def _variances_in_doubles(
     return rounded, is_uncertain & ~is_zero
 
 
-def _variance_in_integers(count: int, sums: Sums, squares: Sums, *, row: int) -> float:
-    try:
-        return float(_exact_variance(count, sums, squares, row=row))
-    except OverflowError:
-        return float("inf")
-
-
 def _exact_variance(count: int, sums: Sums, squares: Sums, *, row: int) -> Fraction:
     total, total_of_squares = sums.as_fraction(row), squares.as_fraction(row)
     return (count * total_of_squares - total * total) / (count * (count - 1))
@@ -140,18 +136,13 @@ def _sum(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
 
 def _mean(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     count = count_values(chunk, aggregate)
-    sums, scale = _sums_and_scale(chunk, aggregate)
-    means = sums / np.maximum(count, 1) / scale
-    return to_masked_array(means, count == 0, pa.float64())
-
-
-def _sums_and_scale(chunk: Chunk, aggregate: Aggregate) -> tuple[Doubles, float]:
-    """Return the sums, rounded once, and their scale, which is not 1 for decimals."""
     dtype = chunk.columns[aggregate.values].type
     if pat.is_floating(dtype):
-        return _double_sums(chunk, aggregate), 1.0
+        sums = _double_sums(chunk, aggregate)
+    else:
+        sums = sum_limbs(chunk, aggregate, "integers", integers_to_limbs).rounded()
     scale = 10.0**dtype.scale if pat.is_decimal(dtype) else 1.0
-    return sum_limbs(chunk, aggregate, "integers", integers_to_limbs).rounded(), scale
+    return to_masked_array(sums / np.maximum(count, 1) / scale, count == 0, pa.float64())
 
 
 def _double_sums(chunk: Chunk, aggregate: Aggregate) -> Doubles:
@@ -338,10 +329,8 @@ def _variances(chunk: Chunk, aggregate: Aggregate) -> Doubles:
         sums = sum_limbs(chunk, aggregate, "doubles", doubles_to_limbs)
         squares = sum_limbs(chunk, aggregate, "squares", squares_to_limbs)
         sample_variances = variances(count_values(chunk, aggregate), sums, squares)
-        is_non_finite, base_count = (
-            non_finite_values(chunk, aggregate),
-            chunk.totals(aggregate).non_finite_count,
-        )
+        is_non_finite = non_finite_values(chunk, aggregate)
+        base_count = chunk.totals(aggregate).non_finite_count
         if not is_non_finite.any() and not base_count:
             return sample_variances
         return np.where(

@@ -241,7 +241,9 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
         b=second.id,
         params=differing(first.params, second.params),
         settings=differing(*settings),
-        dataset=differing(_dataset_fields(first.dataset), _dataset_fields(second.dataset)),
+        dataset=differing(
+            *[vars(record.dataset) if record.dataset else {} for record in (first, second)]
+        ),
         code=differing(_flatten_code(first.code), _flatten_code(second.code)),
         environment=differing(
             _flatten_packages(first.environment), _flatten_packages(second.environment)
@@ -262,10 +264,6 @@ def differing(first: JsonMapping, second: JsonMapping) -> Differences:
     {'lr': (1, 2), 'dropout': (None, 0.5)}
     """
     return {name: pair for name, pair in pair_values(first, second).items() if pair[0] != pair[1]}
-
-
-def _dataset_fields(dataset: Any) -> JsonDict:
-    return {} if dataset is None else vars(dataset)
 
 
 def _flatten_code(code: JsonMapping) -> JsonDict:

@@ -217,20 +217,15 @@ def watch(
         # Workers and servers of a chief never exit on their own.
         chief_is_done = team[0].role == CHIEF and exits[0] == 0
         if any(exits) and not chief_is_done:
-            exits = _wait_for_exits(running)
+            # Wait a little for the exits of the other processes.
+            end = time.monotonic() + _GATHER_SECONDS
+            while None in (exits := running.poll()) and time.monotonic() < end:
+                time.sleep(_POLL_SECONDS)
     finally:
         running.stop()
     # Read after the stop, when no process can write its status anymore.
     statuses = [read(worker) for worker in range(len(exits))]
     return evaluate_attempt(exits, statuses, team)
-
-
-def _wait_for_exits(running: RunningGang) -> list[int | None]:
-    """Return the exit statuses once all processes have ended, or after a short wait."""
-    end = time.monotonic() + _GATHER_SECONDS
-    while None in (exits := running.poll()) and time.monotonic() < end:
-        time.sleep(_POLL_SECONDS)
-    return exits
 
 
 def evaluate_attempt(

@@ -169,7 +169,10 @@ def serve_trials(settings: JsonObject, dumped: bytes) -> None:
         task = Task.from_json(reply.object("task"))
         with _trial_output(task.run):
             run_task(task, dumped, driver.report)
-        _clear_models()
+        # Keras keeps global state for every model, so the memory of the process would grow with
+        # each trial.
+        for name in {"keras", "tf_keras"} & sys.modules.keys():
+            sys.modules[name].backend.clear_session()
         reply = driver.request("ended")
     driver.close()
 
@@ -202,15 +205,6 @@ def _trial_output(run: str) -> Iterator[None]:
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def _clear_models() -> None:
-    """Clear the graphs of the previous trial in each installed Keras."""
-    for name in ("keras", "tf_keras"):
-        # Keras keeps global state for every model, so the memory of the process would grow with
-        # each trial.
-        if name in sys.modules:
-            sys.modules[name].backend.clear_session()
 
 
 if __name__ == "__main__":

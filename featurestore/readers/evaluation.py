@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.readers.batches import WorkerSteps
 from featurestore.readers.columns import NumpyArray, Tensor
 from featurestore.readers.order import PADDING, Rows
-from featurestore.readers.tensorflow import KerasModel, TfDataset, import_tensorflow
+from featurestore.readers.tensorflow import KerasModel, Strategy, TfDataset, import_tensorflow
 from featurestore.readers.transformed import refuse_bytes_labels
 
 if TYPE_CHECKING:
+    from featurestore.readers.order import ReaderOrder
     import pyarrow as pa
 
     from featurestore.readers.reader import Reader
@@ -210,7 +211,12 @@ def _evaluation_reader(reader: Reader, *, replicas: int) -> Reader:
             replica_batch += 1
         return balance_over_replicas(reader, replicas, batch=replica_batch * replicas)
     order = replace(reader.order, remainder="keep", shuffle=False)
-    return replace(reader, order=order, settings={**reader.settings, "remainder": "keep"})
+    return _with_order(reader, order)
+
+
+def _with_order(reader: Reader, order: ReaderOrder) -> Reader:
+    settings = {**reader.settings, "remainder": order.remainder}
+    return replace(reader, order=order, settings=settings)
 
 
 def balance_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Reader:
@@ -222,7 +228,7 @@ def balance_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Reade
     order = replace(
         reader.order, remainder="pad", shuffle=True, global_batch_size=batch, lanes=replicas
     )
-    return replace(reader, order=order, settings={**reader.settings, "remainder": "pad"})
+    return _with_order(reader, order)
 
 
 def has_empty_replica(reader: Reader, replicas: int, *, batch: int) -> bool:
@@ -285,21 +291,14 @@ class MetricSums:
         self._sums = []
 
     def _variables(self) -> list[Any]:
+        """Return the local copies of all metric variables, one for each replica of this process."""
+        strategy: Strategy = getattr(self.model, "distribute_strategy", None)
+        if strategy is None:
+            strategy = import_tensorflow().distribute.get_strategy()
         local_variables: list[Any] = []
         for metric in self.model.metrics:
             for variable in metric.variables:
-                local_variables.extend(_local_values(self.model, variable))
+                # Keras 3 wraps TensorFlow variables.
+                inner = variable if callable(variable.value) else variable.value
+                local_variables.extend(strategy.experimental_local_results(inner))
         return local_variables
-
-
-def _local_values(model: KerasModel, variable: Tensor) -> Sequence[Any]:
-    """Return the local copies of a metric variable, one for each replica of this process."""
-    # Keras 3 wraps TensorFlow variables.
-    inner = variable if callable(variable.value) else variable.value
-    local_values: Sequence[Any] = _model_strategy(model).experimental_local_results(inner)
-    return local_values
-
-
-def _model_strategy(model: KerasModel) -> Any:
-    strategy = getattr(model, "distribute_strategy", None)
-    return import_tensorflow().distribute.get_strategy() if strategy is None else strategy

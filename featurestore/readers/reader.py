@@ -711,8 +711,10 @@ class Reader:
 
     def files(self) -> ShardFiles:
         """Return the files of the split."""
-        split_files = replace(
-            shard_files(self.path, self.manifest, self.split),
+        split_files = shard_files(
+            self.path,
+            self.manifest,
+            self.split,
             row_ranges=self.row_ranges,
             cache=self.cache,
             verify=self.verify,
@@ -750,7 +752,8 @@ class Reader:
         if self.transform is not None:
             file_columns, finish = self.transform.file_columns, self.transform
             if self.weighing is not None:
-                finish = _compose_functions(self.transform, self.weighing)
+                transform, weigh = self.transform, self.weighing
+                finish = lambda arrays: weigh(transform(arrays))  # noqa: E731
         if files.access is not None:
             records = RecordBlocks(files, files.access, file_columns)
             return records if finish is None else TransformedRecords(records, finish)
@@ -760,11 +763,7 @@ class Reader:
     @cached_property
     def ragged(self) -> dict[str, NumpyDtype]:
         """Item types of the columns that are yielded as variable-length lists."""
-        item_types = {}
-        for column in self.columns:
-            if column.items is not None:
-                item_types[column.name] = column.items
-        return item_types
+        return {column.name: column.items for column in self.columns if column.items is not None}
 
     @cached_property
     def row_bytes(self) -> int:
@@ -792,10 +791,6 @@ def _yielded_labels(
             array = zero_based_label_codes(transform, name, codes, real=present)
         values[name] = array if present is None else array[present]
     return values
-
-
-def _compose_functions(first: ArraysFunction, second: ArraysFunction) -> ArraysFunction:
-    return lambda arrays: second(first(arrays))
 
 
 @with_suggestions
@@ -868,7 +863,7 @@ def open_reader(
     if transform is not None:
         transformed = plan_transformed_columns(selected, transform)
         selected = transformed.columns
-    split_files = replace(shard_files(path, manifest, manifest_split), verify=verify)
+    split_files = shard_files(path, manifest, manifest_split, verify=verify)
     file_columns, label_values = selected, {}
     if class_weights is not None:
         label_values = _yielded_labels(split_files, selected, rows, transform)
@@ -944,11 +939,22 @@ def _count_selected_rows(split: ManifestSplit, rows: RowRanges | None) -> int:
     return count
 
 
-def shard_files(path: str, manifest: Manifest, split: ManifestSplit) -> ShardFiles:
+def shard_files(
+    path: str,
+    manifest: Manifest,
+    split: ManifestSplit,
+    *,
+    row_ranges: RowRanges | None = None,
+    cache: ShardCache | None = None,
+    verify: bool = False,
+    verified: VerifiedShards | None = None,
+) -> ShardFiles:
     """Return the files of a split."""
     data_format = find_format(manifest.data_format)
+    access = data_format.record_access(manifest.layout)
+    verified = VerifiedShards() if verified is None else verified
     return ShardFiles(
-        path, manifest, split, data_format, data_format.record_access(manifest.layout)
+        path, manifest, split, data_format, access, row_ranges, cache, verify, verified
     )
 
 

@@ -432,7 +432,10 @@ def average_replicas(model: KerasModel, strategy: Strategy) -> Iterator[None]:
     tf = import_tensorflow()
     replica_values = []
     for variable in model.non_trainable_variables:
-        if _is_averaged_over_replicas(tf, variable):
+        if (
+            getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
+            and getattr(variable, "aggregation", None) == tf.VariableAggregation.MEAN
+        ):
             local_values = strategy.experimental_local_results(variable)
             replica_values.append((variable, [local.numpy() for local in local_values]))
     for variable, _ in replica_values:
@@ -447,13 +450,6 @@ def average_replicas(model: KerasModel, strategy: Strategy) -> Iterator[None]:
                 strategy.experimental_local_results(variable), values, strict=True
             ):
                 local.assign(value)
-
-
-def _is_averaged_over_replicas(tf: Any, variable: Tensor) -> bool:
-    return (
-        getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
-        and getattr(variable, "aggregation", None) == tf.VariableAggregation.MEAN
-    )
 
 
 def worker_position(strategy: Strategy | None) -> tuple[int, int]:

@@ -30,7 +30,14 @@ from featurestore.serving.layout import (
     unpack_entries,
     value_sequence,
 )
-from featurestore.serving.rows import LABEL_TIME, PublishedGroup, collect_values, later_labels
+from featurestore.serving.rows import (
+    LABEL_TIME,
+    PublishedGroup,
+    are_present,
+    collect_values,
+    later_labels,
+    query_rows,
+)
 from featurestore.serving.seals import SEAL_BYTES, GenerationWriter, WrittenValues, find_damaged
 from featurestore.serving.state import PublishedView
 
@@ -143,9 +150,9 @@ class ChangeWriter:
         later = later_labels(self.engine, group, self.horizon)
         if later is not None:
             query = "SELECT * FROM fs_keys UNION SELECT * FROM fs_later"
-            tables = {"fs_keys": relation, "fs_later": later}
-            union = self.engine.sql(query, tables=tables, parameters={})
-            relation = replace(union, schema=labels.schema)
+            relation = query_rows(
+                self.engine, query, labels.schema, fs_keys=relation, fs_later=later
+            )
         missing = set(unresolved)
         for chunk in collect_values(self.engine, group, relation, horizon=self.horizon):
             # Keys that only have later rows are not affected.
@@ -181,7 +188,7 @@ def _changed_rows(engine: Engine, group: PublishedGroup, since: int) -> Relation
         return None
     keys = ", ".join(group.key_names)
     required = [*group.key_names, *group.time_names]
-    present = " AND ".join([f"{name} IS NOT NULL" for name in required])
+    present = are_present(required)
     added = _read_files(engine, group, version, added_files, is_removed=False)
     tables = {"fs_added": added}
     query = f"SELECT * FROM fs_added WHERE {present} ORDER BY {keys}"

@@ -226,7 +226,7 @@ class PublisherLease:
         try:
             # After an error, the next publication removes the generation that was not completed.
             if not self._is_removed:
-                self.update(lambda state: replace(self._retire_unfinished(state), lease=None))
+                self.update(lambda state: self._retire_unfinished(state).with_lease(None))
         except Exception:
             # For other processes, the lease expires.
             if error is None:
@@ -251,7 +251,7 @@ class PublisherLease:
                 content, state, lease = self._read_own(self._store)
                 renewal = lease.renewal + 1
                 lease = replace(lease, expires=self._clock.now() + _DURATION, renewal=renewal)
-                changed = change(replace(state, lease=lease))
+                changed = change(state.with_lease(lease))
                 if self._write(content, changed):
                     self._renewal = renewal
                     return changed
@@ -333,7 +333,7 @@ class PublisherLease:
         if is_held(state.lease, now):
             return False
         lease = Lease(self._owner, self._token, now + _DURATION)
-        acquired = replace(self._retire_unfinished(state), lease=lease, origin=self._origin)
+        acquired = self._retire_unfinished(state).with_lease(lease, self._origin)
         return self._write(content, acquired)
 
     def _retire_unfinished(self, state: ViewState) -> ViewState:

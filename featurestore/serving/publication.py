@@ -161,7 +161,11 @@ def _publish_once(
         tag = store_tag(origin, online=config.name)
         publisher = _Publisher(session, spec, view, config, store, clock, lease, tag)
         publisher.remove_retired_generations()
-        groups = _pin_groups(session, spec)
+        pins = Pins(session, RegisteredSpecs(session))
+        groups = []
+        for group, columns in _columns_by_group(spec).items():
+            source = pins.source(group)
+            groups.append(PublishedGroup(source, ValueLayout.for_group(source.spec, columns)))
         mode, rows = publisher.publish(groups, full=complete)
     return mode, rows, lease.state
 
@@ -204,16 +208,6 @@ def _columns_by_group(spec: FeatureViewSpec) -> dict[tuple[str, int], list[str]]
     for feature in spec.features:
         columns.setdefault((feature.group, feature.version), []).append(feature.column)
     return columns
-
-
-def _pin_groups(session: Session, spec: FeatureViewSpec) -> list[PublishedGroup]:
-    """Pin the latest Delta version of each group."""
-    pins = Pins(session, RegisteredSpecs(session))
-    groups = []
-    for group, columns in _columns_by_group(spec).items():
-        source = pins.source(group)
-        groups.append(PublishedGroup(source, ValueLayout.for_group(source.spec, columns)))
-    return groups
 
 
 @dataclass(frozen=True)

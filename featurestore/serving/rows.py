@@ -6,7 +6,7 @@ at which a row becomes eligible. Therefore both engines publish exactly what the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -141,13 +141,21 @@ class PublishedGroup:
         )
 
 
+def query_rows(engine: Engine, query: str, schema: pa.Schema, **tables: Relation) -> Relation:
+    """Return the result of a query with the types of its columns, which an engine may widen."""
+    return replace(engine.sql(query, tables=tables, parameters={}), schema=schema)
+
+
+def are_present(names: Iterable[str]) -> str:
+    """Return the condition that no column is null."""
+    return " AND ".join([f"{name} IS NOT NULL" for name in names])
+
+
 def distinct_keys(engine: Engine, group: PublishedGroup, rows: Relation) -> Relation:
     """Return the distinct keys of rows, without null keys."""
-    columns = ", ".join(group.key_names)
-    present = " AND ".join([f"{name} IS NOT NULL" for name in group.key_names])
+    columns, present = ", ".join(group.key_names), are_present(group.key_names)
     query = f"SELECT DISTINCT {columns} FROM fs_rows WHERE {present}"
-    keys = engine.sql(query, tables={"fs_rows": rows}, parameters={})
-    return replace(keys, schema=group.schema_of(group.key_names))
+    return query_rows(engine, query, group.schema_of(group.key_names), fs_rows=rows)
 
 
 def retrieve(
@@ -234,8 +242,7 @@ def write_all(
     written_values = WrittenValues()
     if later is not None:
         query = f"SELECT * FROM fs_keys EXCEPT SELECT {', '.join(group.key_names)} FROM fs_later"
-        tables = {"fs_keys": keys, "fs_later": later}
-        keys = replace(engine.sql(query, tables=tables, parameters={}), schema=keys.schema)
+        keys = query_rows(engine, query, keys.schema, fs_keys=keys, fs_later=later)
         with closing(open_config(config)) as store:
             for chunk in collect_values(engine, group, later, horizon=horizon):
                 if chunk:
@@ -251,9 +258,7 @@ def collect_values(
     """Retrieve rows for keys and label times, and yield the values of some keys at a time."""
     rows = retrieve(engine, group, labels, at=None)
     query = f"SELECT * FROM fs_rows ORDER BY {', '.join(group.key_names)}"
-    ordered = replace(
-        engine.sql(query, tables={"fs_rows": rows}, parameters={}), schema=rows.schema
-    )
+    ordered = query_rows(engine, query, rows.schema, fs_rows=rows)
     start = to_micros(horizon)
     # The rows of a key may continue in the next batch.
     key: bytes | None = None
@@ -292,10 +297,8 @@ def later_labels(engine: Engine, group: PublishedGroup, horizon: datetime) -> Re
     times = group.read(engine, {**group.key_names, **group.time_names})
     schema = group.schema_of(group.key_names).append(pa.field(LABEL_TIME, TIMESTAMP))
     eligible = engine.map_batches(times, LaterRows(to_micros(horizon)), schema=schema)
-    present = " AND ".join([f"{name} IS NOT NULL" for name in group.key_names])
-    query = f"SELECT DISTINCT * FROM fs_later WHERE {present}"
-    labels = engine.sql(query, tables={"fs_later": eligible}, parameters={})
-    labels = replace(labels, schema=schema)
+    query = f"SELECT DISTINCT * FROM fs_later WHERE {are_present(group.key_names)}"
+    labels = query_rows(engine, query, schema, fs_later=eligible)
     return labels if engine.count(labels) else None
 
 

@@ -275,7 +275,11 @@ class ViewState:
         """Return the state with the generation that the owner of the lease writes."""
         if self.lease is None:
             return self
-        return replace(self, lease=replace(self.lease, generation=generation))
+        return self.with_lease(replace(self.lease, generation=generation))
+
+    def with_lease(self, lease: Lease | None, origin: Origin | None = None) -> ViewState:
+        """Return the state with another lease, and the feature store of its owner if it is new."""
+        return replace(self, lease=lease, origin=origin or self.origin)
 
     def with_retired(self, generation: int, since: datetime) -> ViewState:
         """Return the state with a generation that no reader needs from some time after ``since``.

@@ -43,9 +43,11 @@ def transform_columns(
         if name in transformations:
             column = transformations[name]
             data, present = read(column, values)
-            values = _transform_column(
-                ops, column, data, _combine_masks(ops, batch.get(mask_name(name)), present)
-            )
+            mask = batch.get(mask_name(name))
+            if mask is not None:
+                mask = ops.cast(mask, "bool")
+                present = mask if present is None else mask & present
+            values = _transform_column(ops, column, data, present)
         result[name] = values
     return result
 
@@ -66,14 +68,6 @@ def _transform_column(
     elif value_type == "whole":
         value = Value(value_type, ops.cast(data, "int64"), present)
     return apply_chain(ops, column.chain, value, column.output, narrow=column.narrow)
-
-
-def _combine_masks(ops: Ops, mask: Tensor | None, present: Tensor | None) -> Tensor | None:
-    """Combine two masks by logical and; return None if both are None."""
-    if mask is None:
-        return present
-    mask = ops.cast(mask, "bool")
-    return mask if present is None else mask & present
 
 
 def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: bool) -> Tensor:
@@ -108,19 +102,14 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
 
 def _to_output(ops: Ops, value: Value, form: Form) -> Tensor:
     """Convert the result of a chain to the output type."""
-    if value.value_type == "code":
-        return ops.cast(value.data, form.dtype)
-    if value.value_type == "whole":
-        data = value.data
-        if value.present is not None:
-            present = value.present
-            # Integer types cannot represent NaN, so missing values become 0.
-            for _ in range(len(data.shape) - len(present.shape)):
-                present = present[..., None]
-            data = ops.where(present, data, ops.cast(0, "int64"))
-        return ops.cast(data, form.dtype)
     data = value.data
-    if form.dtype == "float32":
+    if value.value_type == "whole" and value.present is not None:
+        present = value.present
+        # Integer types cannot represent NaN, so missing values become 0.
+        for _ in range(len(data.shape) - len(present.shape)):
+            present = present[..., None]
+        data = ops.where(present, data, ops.cast(0, "int64"))
+    elif value.value_type not in ("code", "whole") and form.dtype == "float32":
         data = flush_to_float32(ops, data)
     return ops.cast(data, form.dtype)
 
@@ -149,20 +138,13 @@ def decode_column(
     data = np.asarray(values)
     if data.dtype.kind == "M":
         data = data.astype("datetime64[us]").astype(np.int64)
+    is_number = column.input_form.value_type == "number"
     if data.dtype.kind != "O":
-        return data, _find_present_integers(data, column)
+        # Missing integers are NaN in an array of floats.
+        return data, ~np.isnan(data) if data.dtype.kind == "f" and not is_number else None
     present = np.array([value is not None for value in data.reshape(-1).tolist()])
     filled = np.where(present.reshape(data.shape), data, 0)
-    return filled.astype(
-        np.float64 if column.input_form.value_type == "number" else np.int64
-    ), present
-
-
-def _find_present_integers(data: NumpyArray, column: FittedColumn) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of non-missing integers if they are floats with NaN, else None."""
-    if column.input_form.value_type == "number" or data.dtype.kind != "f":
-        return None
-    return ~np.isnan(data)
+    return filled.astype(np.float64 if is_number else np.int64), present
 
 
 def _encode_strings(strings: Any) -> tuple[NumpyArray, npt.NDArray[np.bool_] | None]:

@@ -8,7 +8,7 @@ stores each distinct value once, which takes about 20 bytes for a number and mor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ def fit_without_rows(column: ColumnChain, statistics: ColumnStatistics | None) -
             fitted_values = rule.from_statistics(step, first_statistics, form)
             if fitted_values is None:
                 return None
-            step = replace(step, fitted=fitted_values)
+            step = step.with_fitted(fitted_values)
         steps.append(step)
         form = rule.output(step, form)
     return Chain(tuple(steps))
@@ -128,20 +128,24 @@ def fit_on_sample(
     precedence where they exist, so that other columns do not change the result.
     """
     steps: list[Step] = []
-    form = replace(column.form, shape=())
+    form = column.form.of_items()
     for index, step in enumerate(column.chain.steps):
         rule = RULES[step.rule]
         if rule.for_lists:
             # A sample of a list column contains the items of all lists.
-            form = replace(rule.output(step, form), shape=())
+            form = rule.output(step, form).of_items()
             steps.append(step)
             continue
         if rule.fits:
             first_statistics = statistics if index == 0 and not column.form.shape else None
             fitted_values = rule.from_statistics(step, first_statistics, form)
             if fitted_values is None:
-                fitted_values = _fit_step(column.name, step, sample, form)
-            step = replace(step, fitted=fitted_values)
+                try:
+                    fitted_values = rule.fit(step, sample, form)
+                except InvalidArgument as error:
+                    message = f"Column {column.name!r}: {error.message}"
+                    raise InvalidArgument(message, hint=error.hint) from error
+            step = step.with_fitted(fitted_values)
         steps.append(step)
         form = rule.output(step, form)
         with np.errstate(all="ignore"):
@@ -150,13 +154,6 @@ def fit_on_sample(
         # not merged, because their counts add up to the same result.
         sample = Sample(value, sample.counts)
     return Chain(tuple(steps))
-
-
-def _fit_step(name: str, step: Step, sample: Sample, form: Form) -> JsonMapping:
-    try:
-        return RULES[step.rule].fit(step, sample, form)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"Column {name!r}: {error.message}", hint=error.hint) from error
 
 
 def chains_to_json(chains: Mapping[str, Chain], schema: pa.Schema) -> dict[str, list[JsonDict]]:

@@ -34,6 +34,10 @@ class Step:
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     fit: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
+    def with_fitted(self, values: JsonMapping) -> Step:
+        """Return the step with fitted values."""
+        return replace(self, fitted=values)
+
     def to_json(self) -> JsonDict:
         """Return the step as a JSON object."""
         data: JsonDict = {"rule": self.rule, "options": dict(self.options)}
@@ -94,9 +98,9 @@ class Form:
     size: int | None = None
     item: ValueType | None = None
 
-    def with_shape(self, *more: int) -> Form:
-        """Return a copy with additional dimensions."""
-        return replace(self, shape=(*self.shape, *more))
+    def of_items(self) -> Form:
+        """Return the form of the items of lists and arrays, of which a sample consists."""
+        return replace(self, shape=())
 
     def to_json(self) -> JsonDict:
         """Convert an output form to JSON."""

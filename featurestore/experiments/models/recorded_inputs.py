@@ -165,7 +165,10 @@ def record_inputs(
             hint="context.save(pipeline)",
         )
     arrays, columns, dtypes = _describe(inputs)
-    rows = sample_rows(dataset, dataset.roles.inputs, count=_row_count(inputs))
+    values = next(iter(inputs.values()), ()) if isinstance(inputs, Mapping) else inputs
+    if not len(values):
+        raise InvalidArgument("inputs= has no rows.", hint="context.save(model, inputs=x)")
+    rows = sample_rows(dataset, dataset.roles.inputs, count=len(values))
     predictions = {}
     if predicts:
         sample = _take_rows(inputs, rows)
@@ -232,14 +235,6 @@ def _describe(inputs: Any) -> tuple[Arrays, tuple[str, ...] | None, dict[str, Co
         f"inputs= is a {type(inputs).__name__}, not the rows that the model takes.",
         hint="an array of (rows, columns), {column: array}, or a DataFrame of pandas or polars",
     )
-
-
-def _row_count(inputs: Any) -> int:
-    if isinstance(inputs, Mapping):
-        inputs = next(iter(inputs.values()), ())
-    if not len(inputs):
-        raise InvalidArgument("inputs= has no rows.", hint="context.save(model, inputs=x)")
-    return len(inputs)
 
 
 def _take_rows(inputs: Any, rows: list[int]) -> Any:

@@ -78,7 +78,12 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     description = f"{os.path.basename(path)!r} of run {run.id!r}"
     # Before the trial prediction, which loads the model and may run its code.
     loading.check_trusted(path, flavor, trust=request.trust, description=description)
-    dataset = _resolve_dataset(run, request.dataset)
+    dataset = request.dataset or run.dataset
+    if dataset is None:
+        raise InvalidArgument(
+            f"Run {run.id!r} has no training dataset, so the features of its model are unknown.",
+            hint="register_model(run, name, dataset=store.get_training_dataset('name'))",
+        )
     model = None  # Spark loads its pipelines later
     if flavor != "spark":
         model = loading.load_object(path, flavor, trust=request.trust)
@@ -137,6 +142,9 @@ def _start_spec(
     ``publish`` sets the version and the files.
     """
     manifest = dataset.manifest
+    packages = run.record.environment.get("packages", {})
+    if not isinstance(packages, Mapping):
+        packages = {}
     return ModelSpec(
         name=request.name,
         version=1,
@@ -157,7 +165,7 @@ def _start_spec(
         experiment=run.name,
         run=run.id,
         created=utc_now().isoformat(),
-        libraries=_libraries(run),
+        libraries={name: str(packages[name]) for name in _LIBRARIES if name in packages},
     )
 
 
@@ -235,16 +243,6 @@ def _only_model(run: Run) -> str:
     )
 
 
-def _resolve_dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:
-    dataset = override or run.dataset
-    if dataset is None:
-        raise InvalidArgument(
-            f"Run {run.id!r} has no training dataset, so the features of its model are unknown.",
-            hint="register_model(run, name, dataset=store.get_training_dataset('name'))",
-        )
-    return dataset
-
-
 def _stated_columns(
     path: str, model: Any, flavor: Flavor, dataset: TrainingDataset, arrays: Arrays
 ) -> tuple[str, ...] | None:
@@ -260,14 +258,6 @@ def _stated_columns(
         # The only input of the network is named, not its columns.
         return None
     return stated_columns(model, flavor)
-
-
-def _libraries(run: Run) -> Mapping[str, str]:
-    """Return the versions of the model libraries from the run record."""
-    packages = run.record.environment.get("packages", {})
-    if not isinstance(packages, Mapping):
-        return {}
-    return {name: str(packages[name]) for name in _LIBRARIES if name in packages}
 
 
 def build_retrieval(

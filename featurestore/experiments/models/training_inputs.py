@@ -288,7 +288,9 @@ def _ambiguity_error(
 def _settings(candidate: TrainingInputs) -> dict[str, str]:
     """Return the settings of a candidate as texts."""
     nulls = {
-        model_input.name: _nulls_text(model_input)
+        model_input.name: repr(model_input.fill)
+        if model_input.nulls == "fill"
+        else model_input.nulls
         for model_input in candidate.inputs
         if model_input.nulls != "error"
     }
@@ -298,12 +300,6 @@ def _settings(candidate: TrainingInputs) -> dict[str, str]:
         "nulls": ", ".join(f"{name}: {nulls[name]}" for name in sorted(nulls)) or "refused",
         "transformed": "False" if fitted is None else f"by {fitted.sha256[:12]}",
     }
-
-
-def _nulls_text(model_input: ModelInput) -> str:
-    if model_input.nulls == "fill":
-        return repr(model_input.fill)
-    return model_input.nulls
 
 
 def _resolve_transformations(

@@ -284,7 +284,7 @@ class TextTokens(Rule):
     def output(self, step: Step, form: Form) -> Form:
         self.check_input(form, "text")
         size = 1 + step.options["unknown"] + len(fitted_values(step))
-        return code_form(form, size).with_shape(step.options["length"])
+        return Form("code", (*form.shape, step.options["length"]), "int32", size)
 
     def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
         from featurestore.transform.ops import NumpyOps

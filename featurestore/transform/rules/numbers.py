@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from featurestore.errors import InvalidArgument
@@ -174,7 +173,8 @@ class Cyclical(NumberRule):
     name = "cyclical"
 
     def output(self, step: Step, form: Form) -> Form:
-        return replace(super().output(step, form), value_type="vector").with_shape(2)
+        numbers = super().output(step, form)
+        return Form("vector", (*numbers.shape, 2), numbers.dtype)
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         per_period = 1.0 / step.options["period"]
@@ -193,14 +193,11 @@ class Cast(Rule):
 
     def output(self, step: Step, form: Form) -> Form:
         dtype = step.options["dtype"]
-        if form.value_type == "code" and dtype.startswith("int"):
-            return replace(form, dtype=dtype)
-        if form.value_type == "vector" and dtype.startswith("float"):
-            return replace(form, dtype=dtype)
+        is_integer = dtype.startswith("int")
+        if form.value_type == ("code" if is_integer else "vector"):
+            return Form(form.value_type, form.shape, dtype, form.size)
         self.check_input(form, "number", "whole")
-        if dtype.startswith("int"):
-            return Form("whole", form.shape, dtype)
-        return Form("number", form.shape, dtype)
+        return Form("whole" if is_integer else "number", form.shape, dtype)
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
         dtype = step.options["dtype"]

@@ -186,7 +186,10 @@ def test_granted_monitor_runs_its_failure_program(
     (spec,) = [spec for spec in job_specs(mark) if spec.kind == "publish"]
     with foreign.session.registry.transaction() as connection:
         jobs.register(connection, spec, origin="jobs", watermark=None)
-    for changed, runs in ((spec, True), (replace(spec, retries=9), False)):
+    for changed, runs in (
+        (spec, True),
+        (replace(spec, schedule=Schedule("0 0 * * *", retries=9)), False),
+    ):
         grant(acting_job(foreign.session.location, changed, origin="jobs"))
         grant(acting_job_file(foreign.session.location, "jobs"))
         with pytest.raises(FeatureStoreError):

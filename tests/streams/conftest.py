@@ -65,14 +65,14 @@ def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
 
     result, land = Landings(), loop.commit_micro_batch
 
-    def watched(session: Any, spec: Any, group: Any, batch: Any, **kwargs: Any) -> Any:
+    def watched(session: Any, job: str, work: Any, group: Any, batch: Any, **kwargs: Any) -> Any:
         (status,) = FeatureStore(session).get_jobs()
         assert status.stream is not None
         result.lags.append(status.stream.lag)
         result.allocated.append(pa.total_allocated_bytes())
         if isinstance(batch.records, pa.Table):
             result.bytes.append(batch.records.nbytes)
-        landed = land(session, spec, group, batch, **kwargs)
+        landed = land(session, job, work, group, batch, **kwargs)
         result.rows.append(landed.rows)
         return landed
 

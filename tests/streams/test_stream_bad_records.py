@@ -257,9 +257,9 @@ def test_incompatible_stream_columns_create_next_version(
     topics = MemoryTopics([values(b'{"id": 1, "at": "2024-01-01T00:00:00Z", "x": 1}')])
     run(monkeypatch, empty_store, job(schema=first), topics)
     changed = job(schema=columns)
-    assert changed.stream is not None
+    assert isinstance(changed.work, StreamWork)
     group = open_group(empty_store.session, "g").spec
-    assert bool(describe_column_changes(changed.stream, group)) == (version == 2)
+    assert bool(describe_column_changes(changed.work.stream, group)) == (version == 2)
     more = b'{"id": 2, "at": "2024-01-02T00:00:00Z", "x": 2}'
     topics = MemoryTopics([[*topics.partitions[0], (b"k", more)]])
     progress = run(monkeypatch, empty_store, changed, topics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Depends
 from pydantic import BaseModel, Field
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from featurestore.errors import NotAllowed
 from featurestore.server.access.visitors import ADMIN, Visitor
 from featurestore.server.guard import CurrentVisitor, FullStore, log_change
-from featurestore.server.rest import REFUSALS
+from featurestore.server.rest import REFUSALS, Record
 from featurestore.server.routes import Router
 
 api = Router(prefix="/erasures", tags=["writes"], responses=REFUSALS)
@@ -47,11 +47,11 @@ class Erasure(BaseModel, extra="forbid"):
 class Verification(BaseModel, extra="forbid"):
     """The certificate of an erasure."""
 
-    certificate: dict[str, Any]
+    certificate: Record
 
 
 @api.post("")
-def erase(erasure: Erasure, admin: Admin, full_store: FullStore) -> dict[str, Any]:
+def erase(erasure: Erasure, admin: Admin, full_store: FullStore) -> Record:
     """Report all places with data of entities, or erase them; returns the report."""
     from featurestore.erasure import erase as erase_entities
 
@@ -67,6 +67,6 @@ def erase(erasure: Erasure, admin: Admin, full_store: FullStore) -> dict[str, An
 
 
 @api.post("/verify")
-def verify(verification: Verification, admin: Admin, full_store: FullStore) -> dict[str, Any]:
+def verify(verification: Verification, admin: Admin, full_store: FullStore) -> Record:
     """Check a certificate, and search the store for the erased entities."""
     return full_store.verify_erasure(verification.certificate).to_json()

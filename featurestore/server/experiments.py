@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
@@ -20,7 +20,17 @@ from featurestore.server import models
 from featurestore.server.charts import curves
 from featurestore.server.guard import Settings, Store
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
-from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, Version, items, record
+from featurestore.server.rest import (
+    REFUSALS,
+    Items,
+    Limit,
+    Name,
+    Offset,
+    Record,
+    Version,
+    items,
+    record,
+)
 from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
@@ -106,7 +116,7 @@ def _column_names(
     return list(column_names)
 
 
-def summarize(run: Run) -> dict[str, Any]:
+def summarize(run: Run) -> Record:
     """Return a summary of a run without parameters and metrics."""
     dataset = run.record.dataset
     return {
@@ -158,7 +168,7 @@ def list_runs(
 
 
 @api.get("/experiments/{run_id}")
-def get_run(store: Store, run_id: RunId) -> dict[str, Any]:
+def get_run(store: Store, run_id: RunId) -> Record:
     """Return the record of a run and its metrics by step."""
     run = get(store, run_id)
     return record({**run.to_json(), "reported": load_metrics(run)})
@@ -171,7 +181,7 @@ def list_models(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
 
 
 @api.get("/models/{name}/{version}")
-def get_model(store: Store, name: Name, version: Version) -> dict[str, Any]:
+def get_model(store: Store, name: Name, version: Version) -> Record:
     """Return the training dataset, inputs and outputs of a model."""
     return record(models.get(store, name, version).to_json())
 

@@ -30,6 +30,7 @@ from featurestore.server.rest import (
     Limit,
     Name,
     Offset,
+    Record,
     Version,
     items,
     record,
@@ -77,7 +78,7 @@ def versions(store: FeatureStore, name: str) -> list[int]:
         return featuregroups.versions(connection, name)[::-1]
 
 
-def definition(group: FeatureGroup) -> dict[str, Any]:
+def definition(group: FeatureGroup) -> Record:
     """Return the definition of a group."""
     return group_details(group)
 
@@ -152,9 +153,7 @@ class RowBounds:
     bytes: int
 
 
-def rows(
-    group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
-) -> dict[str, Any]:
+def rows(group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None) -> Record:
     """Return the first rows of a group: column names, and a list of values per row.
 
     Raises:
@@ -166,7 +165,7 @@ def rows(
 
 def leading_rows(
     group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
-) -> dict[str, Any]:
+) -> Record:
     """Return as many rows of ``rows`` as fit into the byte limit, at least one.
 
     Raises:
@@ -175,7 +174,7 @@ def leading_rows(
     return _values(_read_within(group, group.read(as_of=as_of), bounds)[0])
 
 
-def quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
+def quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> Record:
     """Return the first quarantined rows, with the reasons as the first column.
 
     Raises:
@@ -185,7 +184,7 @@ def quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
     return _rows_or_error(group, _quarantine(group), bounds)
 
 
-def leading_quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
+def leading_quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> Record:
     """Return as many rows of ``quarantined_rows`` as fit into the byte limit, at least one."""
     return _values(_read_within(group, _quarantine(group), bounds)[0])
 
@@ -195,7 +194,7 @@ def _quarantine(group: FeatureGroup) -> FeatureFrame:
     return quarantined.select(*sorted(quarantined.schema.names, key=lambda name: name != "reasons"))
 
 
-def _rows_or_error(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> dict[str, Any]:
+def _rows_or_error(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> Record:
     """Return rows, or raise LimitExceeded if they exceed the byte limit."""
     table, has_more = _read_within(group, frame, bounds)
     if has_more:
@@ -233,12 +232,12 @@ def _read_within(
     return pa.Table.from_batches(batches, reader.schema), False
 
 
-def _values(table: pa.Table) -> dict[str, Any]:
+def _values(table: pa.Table) -> Record:
     json_rows = [to_json_value(list(row.values())) for row in to_python_rows(table)]
     return {"columns": table.column_names, "rows": json_rows}
 
 
-def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> list[dict[str, Any]]:
+def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> list[Record]:
     """Return the commits to a group, newest first."""
     records = [dict(vars(commit)) for commit in group.history(limit=limit, before=before)]
     if isinstance(group._session.registry, FilteredRegistry):
@@ -247,7 +246,7 @@ def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> li
     return records
 
 
-def validations(store: FeatureStore, group: FeatureGroup) -> list[dict[str, Any]]:
+def validations(store: FeatureStore, group: FeatureGroup) -> list[Record]:
     """Return the validation reports of a group, newest first."""
     reports = store.get_validation_history(group.name, version=group.version)
     return [report.to_json() | {"success": report.success} for report in reversed(reports)]
@@ -267,14 +266,14 @@ def list_groups(
 
 
 @api.get("/{name}")
-def get_latest(store: Store, name: Name) -> dict[str, Any]:
+def get_latest(store: Store, name: Name) -> Record:
     """Return the latest version of a group and the list of all versions."""
     group = store.featuregroup(name)
     return record({**definition(group), "versions": versions(store, name)})
 
 
 @api.get("/{name}/{version}")
-def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
+def get_version(store: Store, name: Name, version: Version) -> Record:
     """Return the definition of a version."""
     return record(definition(store.featuregroup(name, version=version)))
 
@@ -304,13 +303,13 @@ def verify(
         int | None,
         Query(ge=1, le=2**53, description="The number of data files to check; all by default."),
     ] = None,
-) -> dict[str, Any]:
+) -> Record:
     """Verify the files of a version against their checksums and return the differences."""
     return record(store.verify_featuregroup(name, version=version, sample=sample).to_json())
 
 
 @api.get("/{name}/{version}/statistics")
-def get_statistics(store: Store, name: Name, version: Version) -> dict[str, Any]:
+def get_statistics(store: Store, name: Name, version: Version) -> Record:
     """Return the stored statistics of the current table version (statistics.schema.json)."""
     group = store.featuregroup(name, version=version)
     return record(require_statistics(group).to_json())
@@ -344,7 +343,7 @@ def get_rows(
     at: Annotated[
         datetime | None, Query(description="As of this time; ignored with delta_version.")
     ] = None,
-) -> dict[str, Any]:
+) -> Record:
     """Return the first rows: column names, and a list of values per row."""
     group = store.featuregroup(name, version=version)
     as_of = at if delta_version is None else delta_version

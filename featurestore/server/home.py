@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
@@ -24,7 +24,7 @@ from featurestore.registry.stores import rebuild_command
 from featurestore.server.access.visitors import Visitor
 from featurestore.server.guard import Store
 from featurestore.server.rendering import page
-from featurestore.server.rest import REFUSALS
+from featurestore.server.rest import REFUSALS, Record
 from featurestore.server.routes import Router
 from featurestore.server.vectors import prometheus_lines
 from featurestore.session import Session
@@ -77,7 +77,7 @@ def home(store: FeatureStore) -> Home:
 
 
 @api.get("/store")
-def describe(store: Store) -> dict[str, Any]:
+def describe(store: Store) -> Record:
     """Return the release, the engine and the number of objects by kind."""
     return {"release": __version__, "engine": store.engine, "counts": home(store).counts}
 

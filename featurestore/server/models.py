@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -12,6 +11,7 @@ from featurestore.experiments.models import Model, catalog
 from featurestore.registry.artifacts import models as index
 from featurestore.server.guard import Settings, Store
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
+from featurestore.server.rest import Record
 from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
@@ -37,7 +37,7 @@ def versions(store: FeatureStore, name: str) -> list[int]:
         return index.versions(connection, name)[::-1]
 
 
-def summarize(model: Model) -> dict[str, Any]:
+def summarize(model: Model) -> Record:
     """Return a summary of a model."""
     record = model.to_json()
     return {name: record[name] for name in COLUMNS}

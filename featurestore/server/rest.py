@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -56,6 +56,8 @@ _log = logging.getLogger("featurestore.server")
 # Invalid arguments that a response names; a body may have many thousands.
 _MAX_MESSAGES = 20
 T = TypeVar("T")
+# A JSON object of a response.
+Record: TypeAlias = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items.")]
 Offset = Annotated[int, Query(ge=0, le=10_000_000, description="Number of items to skip.")]
 Name = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,62}$", description="A name.")]
@@ -101,7 +103,7 @@ class Problem(BaseModel):
 _PROBLEM = {"model": Problem, "content": {MEDIA_TYPE: {}}}
 
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
+REFUSALS: dict[int | str, Record] = {
     400: {**_PROBLEM, "description": "Invalid request."},
     404: {**_PROBLEM, "description": "Not found."},
     413: {**_PROBLEM, "description": "The request or the response exceeds a limit."},
@@ -112,13 +114,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 class Items(BaseModel):
     """One page of a list; ``next`` is the offset of the next page."""
 
-    items: list[dict[str, Any]]
+    items: list[Record]
     next: int | None = Field(description="Offset of the next page; null: this is the last page.")
 
 
-def record(values: Mapping[str, Any]) -> dict[str, Any]:
+def record(values: Mapping[str, Any]) -> Record:
     """Convert a record to JSON types."""
-    json_values: dict[str, Any] = to_json_value(values)
+    json_values: Record = to_json_value(values)
     return json_values
 
 
@@ -173,13 +175,13 @@ def retry_header(error: Exception) -> dict[str, str]:
     return {"Retry-After": str(math.ceil(error.seconds))}
 
 
-def problem_details(error: FeatureStoreError) -> dict[str, Any]:
+def problem_details(error: FeatureStoreError) -> Record:
     """Convert an error to a problem object with type, status, detail and hint.
 
     >>> problem_details(errors.InvalidName("'9a' is not a name.", hint="a9"))["hint"]
     'a9'
     """
-    details: dict[str, Any] = {
+    details: Record = {
         "type": f"urn:featurestore:{type(error).__name__}",
         "title": type(error).__name__,
         "status": http_status_of(error),
@@ -252,7 +254,7 @@ async def _handle_refused_thread(request: Request, error: Exception) -> Response
         return _error_response(request, http_status_of(refusal), problem_details(refusal))
 
 
-def _visible_details(request: Request, error: FeatureStoreError) -> dict[str, Any]:
+def _visible_details(request: Request, error: FeatureStoreError) -> Record:
     """Return the problem details without paths, addresses and secrets; log the full text."""
     text = text_for_readers(request.app.state.store.session.registry, error)
     details = problem_details(error) | {"detail": text.message}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -26,7 +26,17 @@ from featurestore.server.rendering import (
     page,
     statistics_file,
 )
-from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, Version, items, record
+from featurestore.server.rest import (
+    REFUSALS,
+    Items,
+    Limit,
+    Name,
+    Offset,
+    Record,
+    Version,
+    items,
+    record,
+)
 from featurestore.server.routes import Router
 from featurestore.storage import files
 from featurestore.store import FeatureStore
@@ -36,7 +46,7 @@ from featurestore.training.catalog import manifest_hashes
 # Offsets with at most 18 digits fit into 64 bits.
 _OPEN_RANGE = re.compile(r"bytes=(\d{1,18})-")
 api = Router(prefix="/training-datasets", tags=["training datasets"], responses=REFUSALS)
-_PART: dict[int | str, dict[str, Any]] = {
+_PART: dict[int | str, Record] = {
     206: {
         "description": "The remaining bytes of the file.",
         "content": {"application/octet-stream": {}},
@@ -66,7 +76,7 @@ def versions(store: FeatureStore, name: str) -> list[int]:
         return training_datasets.versions(connection, name)[::-1]
 
 
-def definition(dataset: TrainingDataset) -> dict[str, Any]:
+def definition(dataset: TrainingDataset) -> Record:
     """Return the content of a manifest without file paths."""
     manifest = dataset.manifest
     splits = [
@@ -104,7 +114,7 @@ def definition(dataset: TrainingDataset) -> dict[str, Any]:
     }
 
 
-def sources(dataset: TrainingDataset) -> list[dict[str, Any]]:
+def sources(dataset: TrainingDataset) -> list[Record]:
     """Return the pinned versions of a dataset's source groups."""
     return [
         {
@@ -162,20 +172,20 @@ def list_datasets(
 
 
 @api.get("/{name}")
-def get_latest(store: Store, name: Name) -> dict[str, Any]:
+def get_latest(store: Store, name: Name) -> Record:
     """Return the latest version of a dataset and the list of all versions."""
     dataset = store.get_training_dataset(name)
     return record({**definition(dataset), "versions": versions(store, name)})
 
 
 @api.get("/{name}/{version}")
-def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
+def get_version(store: Store, name: Name, version: Version) -> Record:
     """Return the definition of a version from its manifest."""
     return record(definition(store.get_training_dataset(name, version=version)))
 
 
 @api.get("/{name}/{version}/statistics/{split}")
-def get_statistics(store: Store, name: Name, version: Version, split: Split) -> dict[str, Any]:
+def get_statistics(store: Store, name: Name, version: Version, split: Split) -> Record:
     """Return the statistics of a split (statistics.schema.json)."""
     return record(store.get_training_dataset(name, version=version).statistics(split).to_json())
 
@@ -201,7 +211,7 @@ def get_file(
 
 
 @api.post("/{name}/{version}/verify")
-def verify(store: Store, name: Name, version: Version) -> dict[str, Any]:
+def verify(store: Store, name: Name, version: Version) -> Record:
     """Verify all files against the manifest and return the differences."""
     return record(store.get_training_dataset(name, version=version).verify().to_json())
 

@@ -23,7 +23,7 @@ from featurestore.model.names import parse_group_reference
 from featurestore.plugins.remote import ARROW, METADATA
 from featurestore.registry.artifacts import feature_views
 from featurestore.server.guard import FullStore, Settings, Store
-from featurestore.server.rest import REFUSALS, Name, to_json_value
+from featurestore.server.rest import REFUSALS, Name, Record, to_json_value
 from featurestore.server.routes import Router
 from featurestore.serving.server import VectorServer
 from featurestore.serving.vectors import MAX_ENTITIES
@@ -47,7 +47,7 @@ class Predict(BaseModel, extra="forbid"):
     Times and dates are ISO 8601 strings, decimals strings, and bytes base64.
     """
 
-    entities: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_ENTITIES)
+    entities: list[Record] = Field(min_length=1, max_length=MAX_ENTITIES)
     version: _Version | None = None
     online: _OnlineName | None = None
 
@@ -67,7 +67,7 @@ class VectorSource(BaseModel, extra="forbid"):
 class ReadVectors(Predict, VectorSource, extra="forbid"):
     """Entities of a request for vectors; it may have none."""
 
-    entities: list[dict[str, Any]] = Field(max_length=MAX_ENTITIES)
+    entities: list[Record] = Field(max_length=MAX_ENTITIES)
 
 
 class VectorMetrics:
@@ -188,7 +188,7 @@ def find_model(store: Store, name: Name) -> None:
 
 
 @api.get("/featureviews/{name}", dependencies=[Depends(find_view)])
-def get_view(store: Store, name: Name, version: _Version | None = None) -> dict[str, Any]:
+def get_view(store: Store, name: Name, version: _Version | None = None) -> Record:
     """Return the definition of a feature view."""
     return store.get_feature_view(name, version=version).spec.to_json()
 
@@ -202,7 +202,7 @@ def get_entity(
     version: _Version | None = None,
     online: _OnlineQuery = None,
     dataset: _DatasetQuery = None,
-) -> dict[str, Any]:
+) -> Record:
     """Return the columns that entities of a published view have, with their types."""
     body = VectorSource(version=version, online=online, dataset=dataset)
     _, server = _find_server(request, store, full_store, name, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Depends
 from pydantic import BaseModel, Field
@@ -18,7 +18,7 @@ from featurestore.registry import audit_log
 from featurestore.retrieval.compared_features import find_comparisons, find_group_of_feature
 from featurestore.server.access import visitors
 from featurestore.server.guard import CurrentVisitor, FullStore, Settings, Store, log_change
-from featurestore.server.rest import REFUSALS, Name, Version, to_json_value
+from featurestore.server.rest import REFUSALS, Name, Record, Version, to_json_value
 from featurestore.server.routes import Router
 from featurestore.server.rows import BODY, check_sql, receive_request_upload
 from featurestore.server.uploads import RequestModel, Upload
@@ -42,7 +42,7 @@ class NewGroup(BaseModel, extra="forbid"):
     description: str = ""
     descriptions: dict[str, str] | None = None
     tags: dict[str, str] | None = None
-    expectations: list[dict[str, Any]] | None = None
+    expectations: list[Record] | None = None
     validation: str = "strict"
     event_time_tolerance: str | None = None
     statistics: bool = True
@@ -53,7 +53,7 @@ class NewGroup(BaseModel, extra="forbid"):
 
     def create(
         self, store: FeatureStore, name: str, rows: object, *, visible: FeatureStore
-    ) -> dict[str, Any]:
+    ) -> Record:
         """Create the group and return its name, its version and notices."""
         # An input that the visitor must not see raises the same error as a missing one.
         find_inputs(visible.session, self.inputs, None)
@@ -81,7 +81,7 @@ class Insert(BaseModel, extra="forbid"):
     transaction: tuple[str, int] | None = None
     validation: str | None = None
 
-    def write(self, store: FeatureStore, name: str, version: int, rows: object) -> dict[str, Any]:
+    def write(self, store: FeatureStore, name: str, version: int, rows: object) -> Record:
         """Write the rows and return the commit."""
         commit = store.insert_into_featuregroup(rows, name, version=version, **self.model_dump())
         return commit_record(commit)
@@ -100,9 +100,9 @@ class Tag(BaseModel, extra="forbid"):
     value: str | None = Field(default=None, max_length=2000)
 
 
-def commit_record(commit: Commit) -> dict[str, Any]:
+def commit_record(commit: Commit) -> Record:
     """Convert a commit to a JSON record."""
-    record: dict[str, Any] = to_json_value(vars(commit))
+    record: Record = to_json_value(vars(commit))
     return record
 
 
@@ -149,7 +149,7 @@ def create(
     store: Store,
     visitor: CurrentVisitor,
     upload: ReceivedUpload,
-) -> dict[str, Any]:
+) -> Record:
     """Create a feature group, or its next version, from the uploaded rows."""
     with _parse_request(upload, NewGroup) as request:
         latest_version = full_store.get_latest_featuregroup_version(name)
@@ -171,7 +171,7 @@ def insert(
     full_store: WritableStore,
     visitor: CurrentVisitor,
     upload: ReceivedUpload,
-) -> dict[str, Any]:
+) -> Record:
     """Write the uploaded rows in one atomic commit."""
     with _parse_request(upload, Insert) as request:
         commit = request.write(full_store, name, version, require_rows(upload.table()))
@@ -188,7 +188,7 @@ def delete_rows(
     visitor: CurrentVisitor,
     settings: Settings,
     deletion: Deletion,
-) -> dict[str, Any]:
+) -> Record:
     """Delete the rows for which a condition is true."""
     check_sql(deletion.where, max_characters=settings.condition)
     commit = commit_record(

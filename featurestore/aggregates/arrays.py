@@ -51,7 +51,7 @@ class Summands:
         return cached[1]
 
 
-class Window(ABC):
+class LabelWindows(ABC):
     """The rows in each label's window, with reductions over them."""
 
     labels: int
@@ -170,7 +170,7 @@ class Window(ABC):
         return newest_rows
 
 
-class RowRangeWindow(Window):
+class RowRangeWindow(LabelWindows):
     """Windows without delays: label ``j`` contains the rows ``departed[j]:entered[j]``."""
 
     is_sorted_by_begin = True
@@ -220,7 +220,7 @@ class RowRangeWindow(Window):
         return label_codes
 
 
-class LabelRangeWindow(Window):
+class LabelRangeWindow(LabelWindows):
     """Windows with delayed or replaced rows: each row is in the windows of a range of labels."""
 
     def __init__(self, begin: Integers, end: Integers, *, labels: int) -> None:

@@ -22,8 +22,8 @@ from featurestore.aggregates.arrays import (
     Flags,
     Integers,
     LabelRangeWindow,
+    LabelWindows,
     RowRangeWindow,
-    Window,
     to_flags,
 )
 
@@ -104,14 +104,14 @@ class Chunk:
     columns: Sequence[pa.Array]
     conditions: Sequence[pa.Array]
     base_totals: Mapping[tuple[int, int | None], Totals] = field(default_factory=dict)
-    windows: dict[tuple[int | None, int], Window] = field(default_factory=dict)
+    windows: dict[tuple[int | None, int], LabelWindows] = field(default_factory=dict)
     cache: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def totals(self, aggregate: Aggregate) -> Totals:
         """Return the totals of rows outside the chunk that are in every label's window."""
         return self.base_totals.get((aggregate.values, aggregate.condition), _NO_TOTALS)
 
-    def window(self, aggregate: Aggregate) -> Window:
+    def window(self, aggregate: Aggregate) -> LabelWindows:
         """Return the window of an aggregate; aggregates over the same window share it."""
         key = (aggregate.over, aggregate.offset)
         if key not in self.windows:
@@ -198,7 +198,7 @@ class Timeline:
             self._axis = Axis(rows.key, rows.event, keys=keys)
         self._starts: dict[int, Integers] = {}
 
-    def window(self, *, over: int | None, offset: int = 0) -> Window:
+    def window(self, *, over: int | None, offset: int = 0) -> LabelWindows:
         """Return the window of rows in ``(t - offset - over, t - offset]`` available at ``t``.
 
         Args:
@@ -221,7 +221,7 @@ class Timeline:
         departed = self._axis.count_before(self._labels.key, oldest + 1)
         return RowRangeWindow(entered, departed, rows=len(self._rows.key))
 
-    def _label_ranges(self, over: int | None, offset: int) -> Window:
+    def _label_ranges(self, over: int | None, offset: int) -> LabelWindows:
         """Return the window as the range of labels that include each row."""
         rows = self._rows
         begin = self._starts.get(offset)

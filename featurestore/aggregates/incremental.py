@@ -19,7 +19,12 @@ import pyarrow.types as pat
 from featurestore.aggregates.arrays import Flags, Integers, combined_codes, to_integers
 from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
 from featurestore.aggregates.counts import count_values, encode_value_groups, sort_codes
-from featurestore.aggregates.stream import STREAM_TIME, AggregateRequest, Events, NumberedBlock
+from featurestore.aggregates.stream import (
+    STREAM_TIME,
+    AggregateRequest,
+    NumberedBlock,
+    StreamEvents,
+)
 from featurestore.aggregates.sums import (
     doubles_to_limbs,
     integers_to_limbs,
@@ -242,7 +247,7 @@ class IncrementalGroup:
             events, labels, keys=1, aggregates=aggregates, carried=totals
         )
 
-    def _to_events(self, table: pa.Table) -> Events:
+    def _to_events(self, table: pa.Table) -> StreamEvents:
         row_numbers = np.arange(table.num_rows)
         # STREAM_TIME is twice the time, plus one for labels.
         time = to_integers(table.column(STREAM_TIME)) >> 1
@@ -270,7 +275,7 @@ class IncrementalGroup:
         if expired:
             state.segments = [*self._merge_expired(expired), *current]
 
-    def _to_segment(self, events: Events) -> Segment:
+    def _to_segment(self, events: StreamEvents) -> Segment:
         """Convert settled events to a segment."""
         times, rows = events.rows.event, events.to_table()
         return Segment(int(times[0]), int(times[-1]), rows, partial(self._summarize, rows))
@@ -292,7 +297,7 @@ class IncrementalGroup:
             )
         return Summary(self._select_rows(events, self._request.aggregates), totals)
 
-    def _select_rows(self, events: Events, aggregates: Sequence[Aggregate]) -> pa.Table:
+    def _select_rows(self, events: StreamEvents, aggregates: Sequence[Aggregate]) -> pa.Table:
         """Return the rows that suffice for functions that select values."""
         selecting = [aggregate for aggregate in aggregates if aggregate.function in SELECTING]
         values, conditions = self._request.columns(events)
@@ -319,7 +324,7 @@ class IncrementalGroup:
         return [Segment(first, last, None, lambda: summary)]
 
 
-def _find_settled(events: Events, end: int) -> tuple[Flags, Flags]:
+def _find_settled(events: StreamEvents, end: int) -> tuple[Flags, Flags]:
     """Return which events all labels after a time include, and which events no label includes."""
     rows = events.rows
     settled = np.ones(len(rows.event), bool)

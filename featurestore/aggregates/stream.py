@@ -167,14 +167,14 @@ class NumberedBlock:
 
 
 @dataclass(frozen=True)
-class Events:
+class StreamEvents:
     """Rows of a table that at least one label may include: keys, times and table positions."""
 
     rows: Rows
     table: pa.Table
     positions: Integers
 
-    def select(self, mask: Flags) -> Events:
+    def select(self, mask: Flags) -> StreamEvents:
         """Select events by a mask."""
         rows = self.rows
         available, replaced = rows.available, rows.replaced
@@ -183,7 +183,7 @@ class Events:
         if replaced is not None:
             replaced = replaced[mask]
         selected = Rows(rows.key[mask], rows.event[mask], available, replaced)
-        return Events(selected, self.table, self.positions[mask])
+        return StreamEvents(selected, self.table, self.positions[mask])
 
     def column(self, name: str) -> pa.Array:
         """Return a column of the events."""
@@ -213,7 +213,9 @@ class AggregateRequest:
     conditions: int
     group: str
 
-    def events(self, table: pa.Table, key: Integers, time: Integers, rows: Integers) -> Events:
+    def events(
+        self, table: pa.Table, key: Integers, time: Integers, rows: Integers
+    ) -> StreamEvents:
         """Return the rows that any label may include, in the order that the kernel requires.
 
         Args:
@@ -244,11 +246,11 @@ class AggregateRequest:
             if not (replaced < NEVER).any():
                 replaced = None
         available_times = available if self.filters_created_time else None
-        return Events(Rows(row_key, row_time, available_times, replaced), table, rows)
+        return StreamEvents(Rows(row_key, row_time, available_times, replaced), table, rows)
 
     def aggregate(
         self,
-        events: Events,
+        events: StreamEvents,
         labels: Labels,
         *,
         keys: int,
@@ -267,7 +269,7 @@ class AggregateRequest:
             base_totals=carried,
         )
 
-    def columns(self, events: Events) -> tuple[list[pa.Array], list[pa.Array]]:
+    def columns(self, events: StreamEvents) -> tuple[list[pa.Array], list[pa.Array]]:
         """Return the value columns and the condition columns of events."""
         count = 1 + max([aggregate.values for aggregate in self.aggregates], default=-1)
         values = [events.column(f"v{number}") for number in range(count)]

@@ -330,10 +330,10 @@ class Context:
                 "context.schedule() is for runs with parameter servers.",
                 hint="experiments.parameter_server(train_fn, workers=2), or reader.steps(epochs)",
             )
-        from featurestore.experiments.strategies import Schedule
+        from featurestore.experiments.strategies import CallQueue
 
         run_reader = reader or self._first_reader("context.schedule()")
-        calls = Schedule(self.strategy, function, run_reader)
+        calls = CallQueue(self.strategy, function, run_reader)
         return calls.results(epochs, checkpoint=checkpoint, save_every=save_every)
 
     def report(self, step: int, **metrics: Any) -> None:

@@ -50,7 +50,7 @@ class Reports:
 
     def __init__(self, directory: str, params: JsonMapping) -> None:
         self._lines = AppendedFile(os.path.join(directory, METRICS_FILE))
-        self._events = Events(os.path.join(directory, TENSORBOARD))
+        self._events = EventFile(os.path.join(directory, TENSORBOARD))
         self._events.write_params(params, trial=os.path.basename(directory))
         self._is_first = True
 
@@ -70,7 +70,7 @@ class Reports:
         self._events.close()
 
 
-class Events:
+class EventFile:
     """A TensorBoard event file, written without TensorFlow."""
 
     def __init__(self, directory: str) -> None:

@@ -130,7 +130,7 @@ class ScheduledCall:
 
 
 @dataclass
-class Schedule:
+class CallQueue:
     """The queue of scheduled calls of one function, one call per batch."""
 
     strategy: Any

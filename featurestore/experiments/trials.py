@@ -116,7 +116,7 @@ class Proposals(Protocol):
 
 
 @dataclass
-class _Slot:
+class _WorkerSlot:
     """A worker slot: its gang and its current trial."""
 
     key: int
@@ -143,7 +143,7 @@ class TrialPool:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     progress: bool | Listener | None = None
     unfinished: deque[RunRecord] = field(default_factory=deque)
-    _slots: list[_Slot] = field(default_factory=list)
+    _slots: list[_WorkerSlot] = field(default_factory=list)
     _early_deaths: int = 0
     _next_key: int = 0
     _is_exhausted: bool = False
@@ -218,7 +218,7 @@ class TrialPool:
             log_paths[name] = os.path.join(path, "worker-00000.log")
         return log_paths
 
-    def _report_metrics(self, slot: _Slot, data: JsonObject) -> bool:
+    def _report_metrics(self, slot: _WorkerSlot, data: JsonObject) -> bool:
         if slot.trial is None or slot.trial.number is None:
             return True
         metrics = data.object("metrics").read_values(JsonObject.real)
@@ -256,7 +256,7 @@ class TrialPool:
             fold=Fold.from_json(trial.settings.get("fold")),
         )
 
-    def _end_trial(self, slot: _Slot) -> RunRecord:
+    def _end_trial(self, slot: _WorkerSlot) -> RunRecord:
         """Return the final record of a slot's trial, from the status file of its worker."""
         trial = slot.trial
         assert trial is not None
@@ -269,7 +269,12 @@ class TrialPool:
         return self._end_attempt(slot, status.state, reason=reason, status=status)
 
     def _end_attempt(
-        self, slot: _Slot, state: State, *, reason: str | None, status: WorkerStatus | None = None
+        self,
+        slot: _WorkerSlot,
+        state: State,
+        *,
+        reason: str | None,
+        status: WorkerStatus | None = None,
     ) -> RunRecord:
         """Record the end of an attempt, and clear the slot."""
         trial = slot.trial
@@ -285,7 +290,7 @@ class TrialPool:
         slot.trial = None
         return record.with_attempt(attempt)
 
-    def _save_attempt(self, slot: _Slot, state: State, *, reason: str) -> RunRecord:
+    def _save_attempt(self, slot: _WorkerSlot, state: State, *, reason: str) -> RunRecord:
         """Save the end of an attempt whose worker did not report a status."""
         record = self._end_attempt(slot, state, reason=reason)
         catalog.save_all(self.session, [record])
@@ -311,7 +316,7 @@ class TrialPool:
         if not self._slots and self.unfinished:
             self._start_worker(server)
 
-    def _retry_or_fail(self, slot: _Slot, status: int) -> None:
+    def _retry_or_fail(self, slot: _WorkerSlot, status: int) -> None:
         """Retry the trial of a dead worker, or mark it as failed."""
         assert slot.trial is not None
         tries = len(slot.trial.attempts) + 1
@@ -324,7 +329,7 @@ class TrialPool:
         else:
             self.proposals.ended(record)
 
-    def _count_early_death(self, slot: _Slot, status: int) -> None:
+    def _count_early_death(self, slot: _WorkerSlot, status: int) -> None:
         """Count a worker that died before its first trial; fail the study after several."""
         self._early_deaths += 1
         if self._early_deaths < _MAX_EARLY_DEATHS:
@@ -343,9 +348,9 @@ class TrialPool:
         serve = {"address": [host, port], "key": server.key, "worker": key}
         worker = build_worker_task(task, {"serve": serve}, index=key, environment=self.environment)
         gang = self.launcher.start(Gang((worker,), self.function))
-        self._slots.append(_Slot(key, gang, worker.log))
+        self._slots.append(_WorkerSlot(key, gang, worker.log))
 
-    def _find_slot(self, key: int) -> _Slot | None:
+    def _find_slot(self, key: int) -> _WorkerSlot | None:
         return next((slot for slot in self._slots if slot.key == key), None)
 
 

@@ -182,7 +182,7 @@ class ReaderCheckpoint:
         if save_every < 1:
             raise InvalidArgument(f"save_every={save_every} must be at least 1.")
         first = epoch * self.reader.steps_per_epoch + step
-        progress = _Progress(self, callbacks, heartbeat, save_every, first, first)
+        progress = _FitProgress(self, callbacks, heartbeat, save_every, first, first)
         return keras_callback(
             model,
             on_fit_start=progress.start,
@@ -377,7 +377,7 @@ class ReaderCheckpoint:
 
 
 @dataclass
-class _Progress:
+class _FitProgress:
     """A counter of training steps that saves checkpoints at regular intervals."""
 
     checkpoint: ReaderCheckpoint

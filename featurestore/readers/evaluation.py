@@ -16,9 +16,9 @@ from featurestore.readers.tensorflow import KerasModel, Strategy, TfDataset, imp
 from featurestore.readers.transformed import refuse_bytes_labels
 
 if TYPE_CHECKING:
-    from featurestore.readers.order import ReaderOrder
     import pyarrow as pa
 
+    from featurestore.readers.order import ReaderOrder
     from featurestore.readers.reader import Reader
 
 

@@ -30,7 +30,7 @@ from featurestore.readers.torch_workers import (
     DataLoader,
     IterableDataset,
     Iteration,
-    Position,
+    LoaderPosition,
     distributed,
     get_worker_info,
     pack_element,
@@ -71,7 +71,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         self.rank, self.world_size = steps.worker, steps.workers
         self._steps = steps.epochs * total
         first = steps.start_epoch * total
-        self._position = Position(first + steps.start_step, first=first, steps=self._steps)
+        self._position = LoaderPosition(first + steps.start_step, first=first, steps=self._steps)
         self._iteration: Iteration | None = None
         self._loaded: Iteration | None = None
         # Maximum size of the ranges that worker processes yield, for a loader that splits them; with

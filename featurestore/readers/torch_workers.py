@@ -59,7 +59,7 @@ class Iteration:
     yielded: int = 0
 
 
-class Position:
+class LoaderPosition:
     """The step at which the next iteration starts.
 
     Args:
@@ -96,9 +96,9 @@ class Position:
         self._started[workers, worker] = 1
         return Iteration(step, self.end_from(step), worker, workers, yielded)
 
-    def restarted_at(self, step: int) -> Position:
+    def restarted_at(self, step: int) -> LoaderPosition:
         """Return a new, independent position that starts at ``step``."""
-        return Position(step, first=self._first, steps=self._steps)
+        return LoaderPosition(step, first=self._first, steps=self._steps)
 
     def end_from(self, step: int) -> int:
         """Return the step at which an iteration that starts at ``step`` ends."""
@@ -201,11 +201,11 @@ def unpack_range(memory: Tensor, columns: Mapping[str, Tensor]) -> dict[str, Num
     return arrays
 
 
-class Columns(dict[str, Any]):
+class PackedColumns(dict[str, Any]):
     """The columns of a batch, which are stacked for pickling and unpickled as a dict."""
 
-    def __copy__(self) -> Columns:
-        return Columns(self)
+    def __copy__(self) -> PackedColumns:
+        return PackedColumns(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         groups: dict[Any, list[str]] = {}
@@ -241,6 +241,6 @@ def pack_element(element: Tensor) -> Any:
     if isinstance(element, tuple):
         return tuple(map(pack_element, element))
     if isinstance(element, dict):
-        return Columns(element)
+        return PackedColumns(element)
     # A view would transfer the memory of its complete range.
     return element.clone()

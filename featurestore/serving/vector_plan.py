@@ -99,7 +99,7 @@ class Computation:
 
 
 @dataclass(frozen=True)
-class Stage:
+class VectorStage:
     """One round trip: first the computations, then the reads, whose keys may depend on them."""
 
     computations: tuple[Computation, ...]
@@ -114,7 +114,7 @@ class VectorPlan:
     the columns of the vector, in the order of the view.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[VectorStage, ...]
     schema: pa.Schema
     features: tuple[str, ...]
 
@@ -334,12 +334,12 @@ class _PlanBuilder:
         self._computations.append((level, computation))
         self._levels.update(dict.fromkeys(names, level))
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[VectorStage, ...]:
         """Return the stages in order."""
         levels = [level for level, _ in (*self._reads, *self._computations)]
         return tuple(
             [
-                Stage(
+                VectorStage(
                     tuple(
                         [computation for level, computation in self._computations if level == stage]
                     ),

@@ -153,7 +153,7 @@ def verify(
                 return None
             return retrieve(latest_versions, groups[group].published_at)
 
-        comparison = _Comparison(spec, served, latest_versions, rows_at_publication)
+        comparison = _VectorComparison(spec, served, latest_versions, rows_at_publication)
         differences = comparison.differences(entities, offline, published)
     return OnlineReport(
         view=spec.name,
@@ -166,7 +166,7 @@ def verify(
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _VectorComparison:
     """Served vectors, and the Delta versions that the store and the online store have.
 
     ``rows_at_publication`` returns the rows of the latest versions for the time at which a group

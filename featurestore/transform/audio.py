@@ -15,7 +15,7 @@ import numpy.typing as npt
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.readers.columns import NumpyArray
 from featurestore.readers.prefetch import BufferPool
-from featurestore.transform.encoded_rows import decode_rows
+from featurestore.transform.images import decode_rows
 
 # First bytes of the allowed formats. Decoders of other formats are not trusted with dataset files.
 _WAV, _FLAC, _OGG, _MP3_TAG = b"RIFF", b"fLaC", b"OggS", b"ID3"
@@ -56,12 +56,12 @@ def decode_audio(
     """
     shape = len(files), samples, channels
     decoded = _BUFFERS.borrow([(shape, np.dtype(np.float32))], purpose="audio")[0]
-    decoder = _Decoder(decoded, sample_rate=sample_rate)
+    decoder = _AudioDecoder(decoded, sample_rate=sample_rate)
     decode_rows(files, present, target=decoded, decode=decoder, threads_name="featurestore-audio")
     return decoded
 
 
-class _Decoder:
+class _AudioDecoder:
     """A decoder that writes the samples of files into the rows of an array."""
 
     def __init__(self, decoded: npt.NDArray[np.float32], *, sample_rate: int) -> None:

@@ -30,7 +30,7 @@ from featurestore.readers.columns import NumpyArray
 from featurestore.transform.apply import to_value
 from featurestore.transform.ops import NumpyOps, Value
 from featurestore.transform.rules import RULES
-from featurestore.transform.rules.rule import Sample
+from featurestore.transform.rules.rule import ValueSample
 from featurestore.transform.steps import Chain, Form, Step, form_of
 
 # Pending tables are merged once they have more values than this and than the merged table.
@@ -120,7 +120,7 @@ def fit_without_rows(column: ColumnChain, statistics: ColumnStatistics | None) -
 
 
 def fit_on_sample(
-    column: ColumnChain, sample: Sample, statistics: ColumnStatistics | None
+    column: ColumnChain, sample: ValueSample, statistics: ColumnStatistics | None
 ) -> Chain:
     """Fit a chain on the distinct values of a split.
 
@@ -152,7 +152,7 @@ def fit_on_sample(
             value = rule.apply(_OPS, step, sample.value)
         # The next step is fitted on the output of this step. Equal outputs of different values are
         # not merged, because their counts add up to the same result.
-        sample = Sample(value, sample.counts)
+        sample = ValueSample(value, sample.counts)
     return Chain(tuple(steps))
 
 
@@ -305,7 +305,7 @@ def to_countable_values(column: pa.Array) -> pa.Array:
     return pa.array(numbers, mask=np.isnan(numbers))
 
 
-def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
+def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> ValueSample:
     """Convert the value counts of a column to a sample."""
     if form.item is not None:
         form = Form(form.item)
@@ -326,7 +326,7 @@ def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
     if state.missing:
         counts = np.append(counts, state.missing)
     value_type = form.value_type
-    return Sample(Value(value_type, data, present), counts.astype(np.int64))
+    return ValueSample(Value(value_type, data, present), counts.astype(np.int64))
 
 
 def _append_missing_value(values: Any, form: Form, *, missing: int) -> tuple[Any, Any | None]:

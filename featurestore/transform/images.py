@@ -1,6 +1,6 @@
 """Decoding of images into arrays of a fixed shape.
 
-Images are decoded by threads, which run in parallel, since Pillow releases the GIL while it decodes.
+Files are decoded by threads, which run in parallel, since the decoders release the GIL.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import io
 import struct
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
-from featurestore.model.runtime import ForkSafeLock
+from featurestore.model.runtime import ForkSafeLock, usable_cores
+from featurestore.model.threads import independent_tasks
 from featurestore.readers.columns import NumpyArray
 from featurestore.readers.prefetch import BufferPool
-from featurestore.transform.encoded_rows import decode_rows
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 ENCODINGS = ("file", "raw")
 DTYPES = ("uint8", "uint16")
@@ -34,6 +34,49 @@ _BUFFERS = BufferPool()
 MAX_PIXELS = 178_956_970
 _LARGE_PIXELS = 1 << 25
 _LARGE_LOCK = ForkSafeLock()
+# Number of files per thread task.
+_TASK_FILES = 64
+
+
+def decode_rows(
+    files: NumpyArray,
+    present: npt.NDArray[np.bool_] | None,
+    *,
+    target: NumpyArray,
+    decode: Callable[[int, bytes], None],
+    threads_name: str,
+) -> None:
+    """Decode files into the rows of an array; rows without a file are zeros.
+
+    Args:
+        files: The bytes of each file; empty bytes are padding.
+        present: Mask of rows with a file; None if all rows have one.
+        target: The array, one row per file.
+        decode: Decodes the file of a row into ``target``.
+        threads_name: The name of the threads.
+
+    The error of the first row that cannot be decoded is raised.
+    """
+    rows = []
+    for row, cell in enumerate(files.tolist()):
+        if cell and (present is None or present[row]):
+            rows.append(row)
+        else:
+            target[row] = 0
+    tasks = [rows[start : start + _TASK_FILES] for start in range(0, len(rows), _TASK_FILES)]
+
+    def decode_task(task: list[int]) -> None:
+        for row in task:
+            decode(row, files[row])
+
+    threads = min(usable_cores(), len(tasks))
+    if threads < 2:
+        decode_task(rows)
+        return
+    # Create a thread pool per call, since a pool does not survive the fork of a worker process.
+    with independent_tasks(threads, threads_name) as pool:
+        # The results are consumed in task order, so the error of the first invalid row is raised.
+        list(pool.map(decode_task, tasks))
 
 
 def decode_images(
@@ -68,7 +111,7 @@ def decode_images(
     # takes time.
     shape = len(encoded_images), height, width, channels
     images = _BUFFERS.borrow([(shape, np.dtype(dtype))], purpose="images")[0]
-    decoder = _Decoder(images, orientation=orientation)
+    decoder = _ImageDecoder(images, orientation=orientation)
     decode_rows(
         encoded_images, present, target=images, decode=decoder, threads_name="featurestore-images"
     )
@@ -146,10 +189,14 @@ def _png_header(shape: tuple[int, ...]) -> bytes:
 
 # Keys of Pillow's ``info`` dict under which an orientation may be stored.
 _ORIENTED_BY = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"})
+
 _PNG_TEXT_CHUNKS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+
 _PNG_ORIENTED_BY = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+
 # The orientation tag of Exif 2.32, and the Pillow transpose method that undoes each of its values.
 _ORIENTATION_TAG = 0x0112
+
 _TRANSPOSE = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -159,10 +206,11 @@ _TRANSPOSE = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
+
 _MALFORMED_EXIF = (SyntaxError, ValueError, TypeError, LookupError, OSError, struct.error)
 
 
-class _Decoder:
+class _ImageDecoder:
     """A decoder that writes images into the rows of an array.
 
     The libspng decoder of imagecodecs takes three fifths of Pillow's time. It decodes only PNG

@@ -11,7 +11,7 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.aggregates.arrays import Window
+from featurestore.aggregates.arrays import LabelWindows
 from featurestore.aggregates.chunk import Timeline
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -77,15 +77,15 @@ def test_check_leakage_reports_rows_unknown_at_label_time(landings_store: Featur
     assert "became known after the label's time" in str(report)
 
 
-Faulty = Callable[..., Window]
+Faulty = Callable[..., LabelWindows]
 WINDOW = Timeline.window
 
 
-def looks_an_hour_ahead(self: Timeline, *, over: int | None, offset: int = 0) -> Window:
+def looks_an_hour_ahead(self: Timeline, *, over: int | None, offset: int = 0) -> LabelWindows:
     return WINDOW(self, over=over, offset=offset - MICROS)
 
 
-def knows_everything_at_once(self: Timeline, *, over: int | None, offset: int = 0) -> Window:
+def knows_everything_at_once(self: Timeline, *, over: int | None, offset: int = 0) -> LabelWindows:
     rows = self._rows
     unaware = Timeline.__new__(Timeline)
     unaware.__dict__.update(self.__dict__)
@@ -94,7 +94,7 @@ def knows_everything_at_once(self: Timeline, *, over: int | None, offset: int = 
     return WINDOW(unaware, over=over, offset=offset)
 
 
-def begins_at_a_hop(self: Timeline, *, over: int | None, offset: int = 0) -> Window:
+def begins_at_a_hop(self: Timeline, *, over: int | None, offset: int = 0) -> LabelWindows:
     assert over is not None
     return WINDOW(self, over=over + MICROS, offset=offset)
 

@@ -26,8 +26,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.experiments import catalog
 from featurestore.experiments.context import Context
 from featurestore.experiments.models import spark_pipelines
-from featurestore.experiments.models.predictors import make_predictor
-from featurestore.experiments.models.stated_columns import NamedMatrix, stated_columns
+from featurestore.experiments.models.predictors import NamedMatrix, make_predictor, stated_columns
 from featurestore.experiments.run import Run
 from featurestore.experiments.tasks import Task
 from featurestore.model.run_record import RunDataset, RunRecord

@@ -64,14 +64,14 @@ def decode_ubjson(content: bytes) -> Any:
     >>> decode_ubjson(b"{i\x01a[U\x07Td?\x00\x00\x00]}")
     {'a': [7, True, 0.5]}
     """
-    decoder = _Decoder(content)
+    decoder = _UbjsonDecoder(content)
     value = decoder.read_value(decoder.read_marker())
     if decoder.position != len(content):
         raise ValueError(f"{len(content) - decoder.position} bytes follow its end")
     return value
 
 
-class _Decoder:
+class _UbjsonDecoder:
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.position = 0

@@ -20,7 +20,7 @@ from featurestore.experiments.models.conversion import (
     fill_column,
     model_title,
 )
-from featurestore.experiments.models.stated_columns import NamedMatrix
+from featurestore.experiments.models.predictors import NamedMatrix
 from featurestore.model.json_object import JsonDict
 from featurestore.model.names import cell_names, mask_name
 from featurestore.model.registered_model import DATAFRAMES, ColumnDtype, ModelInput, ModelSpec

@@ -13,9 +13,8 @@ from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
 from featurestore.experiments.models.conversion import FRAME, ModelNulls, recorded_form
-from featurestore.experiments.models.predictors import default_arrays
+from featurestore.experiments.models.predictors import default_arrays, stated_columns
 from featurestore.experiments.models.recorded_inputs import RecordedInputs, find_recorded
-from featurestore.experiments.models.stated_columns import stated_columns
 from featurestore.experiments.models.training_inputs import resolve_inputs
 from featurestore.experiments.models.trial import Trial
 from featurestore.experiments.run import Run

@@ -19,7 +19,7 @@ from featurestore.experiments.models.conversion import (
     recorded_form,
     recorded_nulls,
 )
-from featurestore.experiments.models.stated_columns import column_positions
+from featurestore.experiments.models.predictors import column_positions
 from featurestore.model.json_object import JsonMapping
 from featurestore.model.names import mask_name
 from featurestore.model.registered_model import FITTED_FLAVORS, ModelInput

@@ -14,7 +14,7 @@ from featurestore.readers.columns import Tensor
 from featurestore.transform.ops import Ops, Value
 from featurestore.transform.rules.rule import (
     Rule,
-    Sample,
+    ValueSample,
     most_frequent,
     no_values_to_fit_error,
     quantile,
@@ -59,7 +59,7 @@ class QuantileBins(Bins):
             return [0.0] * (step.options["bins"] - 1)
         return list(map(float, step.fitted["edges"]))
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -87,7 +87,7 @@ class Vocabulary(Rule):
         self.check_input(form, "text", "whole")
         return code_form(form, 1 + step.options["unknown"] + len(fitted_values(step)))
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         return {"values": most_frequent(sample.by_frequency(), step.options["max_size"])}
 
     def from_statistics(
@@ -142,7 +142,7 @@ class OneHot(Rule):
             size = form.size - 1
         return Form("vector", (*form.shape, size))
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values = most_frequent(sample.by_frequency(), step.options["max_size"])
         return {"values": sorted(values), "size": len(values)}
 
@@ -286,11 +286,11 @@ class TextTokens(Rule):
         size = 1 + step.options["unknown"] + len(fitted_values(step))
         return Form("code", (*form.shape, step.options["length"]), "int32", size)
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         from featurestore.transform.ops import NumpyOps
 
         words = self._words(NumpyOps(), step, sample.value)
-        word_counts = Sample(words, sample.counts).by_frequency()
+        word_counts = ValueSample(words, sample.counts).by_frequency()
         return {"values": most_frequent(word_counts, step.options["max_size"])}
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:

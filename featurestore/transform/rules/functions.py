@@ -19,7 +19,7 @@ from featurestore.model.json_object import JsonMapping, JsonObject
 from featurestore.model.on_demand import hash_source
 from featurestore.readers.columns import NumpyArray
 from featurestore.transform.ops import NumpyOps, Ops, Value
-from featurestore.transform.rules.rule import Rule, Sample
+from featurestore.transform.rules.rule import Rule, ValueSample
 from featurestore.transform.steps import Form, Step
 
 # The functions registered in this process, by source hash.
@@ -42,7 +42,7 @@ class Function(Rule):
             shape = tuple(step.fitted["shape"])
         return Form("vector" if shape else "number", shape)
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values = to_function_argument(sample.value)
         fitted = None
         if step.fit is not None:

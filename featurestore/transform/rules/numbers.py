@@ -12,7 +12,7 @@ from featurestore.readers.columns import Tensor
 from featurestore.transform.ops import Ops, Value, log1p, sine_and_cosine
 from featurestore.transform.rules.rule import (
     Rule,
-    Sample,
+    ValueSample,
     mean_and_deviation,
     most_frequent,
     no_values_to_fit_error,
@@ -75,7 +75,7 @@ class Standardize(ScaleRule):
 
     name = "standardize"
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -100,7 +100,7 @@ class MinMax(ScaleRule):
 
     name = "min_max"
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values, _ = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -131,7 +131,7 @@ class Robust(ScaleRule):
 
     name = "robust"
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
             raise no_values_to_fit_error(step)
@@ -259,7 +259,7 @@ class Impute(Rule):
             return form
         return Form("number", form.shape)
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         fill = step.options["value"]
         if fill == "most_frequent":
             top_values = most_frequent(sample.by_frequency(), 1)

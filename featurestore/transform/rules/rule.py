@@ -72,7 +72,7 @@ class Rule:
         """
         raise NotImplementedError
 
-    def fit(self, step: Step, sample: Sample, form: Form) -> JsonMapping:
+    def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         """Fit a step on a sample and return the fitted values as JSON."""
         return {}
 
@@ -124,7 +124,7 @@ def no_values_to_fit_error(step: Step) -> InvalidArgument:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ValueSample:
     """The distinct values of a column after some steps of a chain, and their row counts.
 
     Missing values are included.

@@ -28,15 +28,9 @@ from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.times import to_micros, utc_now
 from featurestore.registry import lineage, origins, search_documents, tables
-from featurestore.registry.rows import lock, translate_parse_errors
+from featurestore.registry.rows import is_version, lock, translate_parse_errors
 from featurestore.registry.stores import unregistered_error
-from featurestore.registry.tables import (
-    featuregroups,
-    is_latest,
-    is_version,
-    tags,
-    validation_reports,
-)
+from featurestore.registry.tables import featuregroups, is_latest, tags, validation_reports
 from featurestore.registry.unregistered import is_unregistered
 
 # A command that reads only groups imports no definitions of views and models.

@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model import display
 from featurestore.registry import origins, search_documents
-from featurestore.registry.rows import translate_parse_errors
-from featurestore.registry.tables import is_version, lineage, window_features
+from featurestore.registry.rows import is_version, translate_parse_errors
+from featurestore.registry.tables import lineage, window_features
 
 if TYPE_CHECKING:
     from featurestore.model.window_features import WindowLineage

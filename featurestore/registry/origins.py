@@ -32,14 +32,8 @@ from featurestore.model.paths import (
     StorePaths,
     parse_version_directory,
 )
-from featurestore.registry.rows import insert_missing, location_of, lock, split_values
-from featurestore.registry.tables import (
-    featuregroups,
-    is_version,
-    origin_edges,
-    origins,
-    private_groups,
-)
+from featurestore.registry.rows import insert_missing, is_version, location_of, lock, split_values
+from featurestore.registry.tables import featuregroups, origin_edges, origins, private_groups
 from featurestore.storage import files, revisions, storage_for
 
 GROUP, DATASET, VIEW, MODEL = "featuregroup", "training_dataset", "feature_view", "model"

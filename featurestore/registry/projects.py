@@ -16,8 +16,8 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model.times import to_micros, utc_now
 from featurestore.registry.database import Registry
-from featurestore.registry.rows import put_row
-from featurestore.registry.tables import is_version, project_definitions
+from featurestore.registry.rows import is_version, put_row
+from featurestore.registry.tables import project_definitions
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,14 @@ def lock(connection: Connection, subject: str) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))
 
 
+def is_version(
+    table: sa.Table, object_kind: str, name: str, version: int
+) -> sa.ColumnElement[bool]:
+    """Return the condition that a row belongs to a version of an object."""
+    columns = table.c
+    return sa.and_(columns.kind == object_kind, columns.name == name, columns.version == version)
+
+
 def split_values(values: Iterable[T]) -> Iterator[list[T]]:
     """Yield values in lists that a statement can compare with columns.
 

@@ -13,7 +13,8 @@ from itertools import islice
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.registry.tables import is_version, search_documents
+from featurestore.registry.rows import is_version
+from featurestore.registry.tables import search_documents
 
 FEATURE = "feature"
 FEATURE_DESCRIPTION = "feature description"

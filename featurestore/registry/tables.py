@@ -578,12 +578,6 @@ audit_log = Table(
 )
 
 
-def is_version(table: Table, object_kind: str, name: str, version: int) -> ColumnElement[bool]:
-    """Return the condition that a row belongs to a version of an object."""
-    columns = table.c
-    return and_(columns.kind == object_kind, columns.name == name, columns.version == version)
-
-
 def is_latest(groups: Table) -> ColumnElement[bool]:
     """Return the condition that a row in ``featuregroups`` is the latest version of its group."""
     newer = groups.alias("newer")

@@ -14,6 +14,7 @@ import pyarrow as pa
 from featurestore.arrow import types
 from featurestore.arrow.column_names import check_feature_names, quoted
 from featurestore.arrow.fitting import widened_schema
+from featurestore.arrow.hints import cast_hint
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.untyped import format_dtypes, format_sql_casts, refuse_untyped
 from featurestore.errors import (
@@ -331,7 +332,7 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
             if pa.types.is_floating(dtype):
                 hint += (
                     "; pandas stores integers with nulls as double: "
-                    f"df = df.dropna(subset=[{column!r}]).astype({{{column!r}: 'int64'}})"
+                    f"{cast_hint({column: 'int64'})}"
                 )
             raise InvalidArgument(
                 f"Column {column!r} of type {dtype} cannot be a key or partition.", hint=hint

@@ -12,7 +12,7 @@ import pytest
 import featurestore
 from featurestore.errors import InvalidJob, JobWarning
 from featurestore.featuregroups.table import open_group
-from featurestore.featuregroups.writers import Writer, writers_of
+from featurestore.featuregroups.writers import GroupWriter, writers_of
 from featurestore.jobs.recovery import restore_runs
 from featurestore.jobs.shared_targets import Registration, check_targets
 from featurestore.model.job import JobSpec
@@ -147,7 +147,9 @@ def test_shared_jobs_write_their_own_rows_and_recompute_only_them(
                 city.run_job("zone_a", window=START)
                 assert rows(city) == expected()
             for name in ("zone_a", "zone_b"):
-                assert writers_of(open_group(city.session, "demand"))[name] == Writer(shared=True)
+                assert writers_of(open_group(city.session, "demand"))[name] == GroupWriter(
+                    shared=True
+                )
                 city.remove_job(name)
             assert writers_of(open_group(city.session, "demand")) == {}
             city.delete_featuregroup("demand", version=1)
@@ -174,7 +176,7 @@ def test_owner_survives_the_loss_of_the_registry(city: FeatureStore, define: Def
         assert "feature group 'demand' with its rows" in str(store.remove_job("demand"))
         store.register_jobs(second)
         assert store.get_jobs()[0].due == 0
-        assert writers_of(open_group(store.session, "demand")) == {"second": Writer()}
+        assert writers_of(open_group(store.session, "demand")) == {"second": GroupWriter()}
 
 
 def test_renamed_job_takes_over_its_group_and_windows(
@@ -187,7 +189,7 @@ def test_renamed_job_takes_over_its_group_and_windows(
     assert "48 computed windows stay as they are" in job.changes[0]
     assert city.run_job("renamed", due=True) == []
     assert rows(city) == expected()
-    assert writers_of(open_group(city.session, "demand")) == {"renamed": Writer()}
+    assert writers_of(open_group(city.session, "demand")) == {"renamed": GroupWriter()}
     with pytest.raises(InvalidJob, match="'renamed' both write"):
         city.register_jobs(define(sql_job("first", rules=rules), name="copy.py"))
 
@@ -212,6 +214,6 @@ def test_changed_target_releases_the_group(city: FeatureStore, define: Define) -
     city.register_jobs(define(sql_job("first", rules='featuregroup="elsewhere", ')))
     assert city.get_jobs()[0].due == 48
     city.register_jobs(define(sql_job("second", rules=GROUP), name="second.py"))
-    assert writers_of(open_group(city.session, "demand")) == {"second": Writer()}
+    assert writers_of(open_group(city.session, "demand")) == {"second": GroupWriter()}
     city.run_job("first", due=True)
     assert rows(city, "elsewhere") == rows(city, "demand") == expected()

@@ -16,6 +16,7 @@ import pytest
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidSql, SchemaMismatch, UnsupportedType
 from featurestore.usersql.row_functions import feature
+from tests.ingest.pasting import pasted
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
@@ -184,9 +185,8 @@ def test_untyped_columns_raise_with_cast_hint(store: FeatureStore, group: Featur
         store.create_training_dataset(
             store.get_features("g.text", labels=labels, label_time="asked"), "d"
         )
-    names = {"df": labels, "pd": pd}
-    exec(str(refusal.value.hint), names)
-    frame = store.get_features("g.text", labels=names["df"], label_time="asked")
+    labels = pasted(labels, str(refusal.value.hint))
+    frame = store.get_features("g.text", labels=labels, label_time="asked")
     assert frame.schema.field("coupon").type == pa.float64()
     rows = [{**blank_rows()[0], "new": None, "newer": []}]
     with pytest.raises(UnsupportedType, match=r"'new' \(null\), 'newer' \(list<item: null>\)"):

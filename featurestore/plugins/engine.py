@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_check
 
 from featurestore.errors import (
     InvalidArgument,
+    SchemaMismatch,
     did_you_mean,
     listing,
 )
@@ -41,6 +42,18 @@ TABLE_PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 3650 days",
 }
+
+
+ADD_COLUMNS_HINT = "schema_change='add' adds new nullable columns"
+
+
+def unknown_columns_error(
+    unknown: Sequence[str], available: Sequence[str], *, hint: str | None = None
+) -> SchemaMismatch:
+    """Return the error for columns that rows or a table do not have."""
+    return SchemaMismatch(
+        f"Unknown columns {listing(unknown)}. Available: {listing(available, limit=50)}.", hint=hint
+    )
 
 
 @dataclass(frozen=True)

@@ -156,18 +156,13 @@ def _rank_by_counts(
     values: NDArray[Any], weights: NDArray[np.int64], value_counts: Mapping[Any, int]
 ) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
     """Return distinct values and counts over all rows, and the mid-ranks within the sample."""
-    unique = np.array(sorted(value_counts), dtype=_exact_python_dtype(values.dtype))
+    # The counted values are Python's, whose floats have 64 bits.
+    dtype = np.dtype(np.float64) if is_float(values) else values.dtype
+    unique = np.array(sorted(value_counts), dtype=dtype)
     counts = np.array([value_counts[value] for value in unique.tolist()], dtype=np.int64)
     positions = np.searchsorted(unique, values)
     sampled = np.bincount(positions, weights=weights, minlength=len(unique)).astype(np.int64)
     return unique, counts, _mid_ranks(sampled)[positions]
-
-
-def _exact_python_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that exactly represents values of a dtype after conversion to Python."""
-    if np.issubdtype(dtype, np.floating):
-        return np.dtype(np.float64)
-    return dtype
 
 
 def _mid_ranks(counts: NDArray[np.int64]) -> Floats:

@@ -185,7 +185,8 @@ def _sum_block(values: Floats, largest: float, rounded: Floats) -> Twofold:
     # The factor 1.5 keeps sums with negative numbers in the binade of sigma.
     sigma = math.ldexp(1.5, headroom + math.frexp(largest)[1] + 1)
     np.add(values, sigma, out=rounded)
-    multiples = int(rounded.view(np.int64).sum()) - len(values) * _float_bits(sigma)
+    sigma_bits = int(np.float64(sigma).view(np.int64))
+    multiples = int(rounded.view(np.int64).sum()) - len(values) * sigma_bits
     multiples = (multiples + _SIGN) % _WORD - _SIGN  # the int64 sum may wrap around
     rounded -= sigma
     remainders = np.subtract(values, rounded, out=rounded)
@@ -207,10 +208,6 @@ def _scale_integer(number: int, unit: float) -> Twofold:
     """Return the product of an integer of up to 106 bits and a power of two."""
     high = float(number)
     return high * unit, float(number - int(high)) * unit
-
-
-def _float_bits(number: float) -> int:
-    return int(np.float64(number).view(np.int64))
 
 
 def sum_integers(values: NDArray[Any]) -> int:
@@ -289,8 +286,10 @@ def co_moments(columns: Sequence[Values], *, weights: NDArray[np.int64] | None =
     if weights is not None and not (weights == 1).all():
         total, roots = float(weights.sum()), np.sqrt(weights)
     sums = _PairSums(columns, total)
-    # Deviations are computed for a block of rows, which is then multiplied in slabs.
-    slab_rows = _slab_size(len(columns))
+    # Deviations are computed for a block of rows, which is then multiplied in slabs. BLAS multiplies
+    # a slab in this thread; its number of rows is a power of two.
+    tile = min(len(columns), _TILE)
+    slab_rows = 1 << (_MAX_SINGLE_THREADED // (tile * (tile + 1))).bit_length() - 1
     block = min(max(_CACHED_VALUES // sums.width, _MIN_BLOCK_ROWS), _MAX_BLOCK_ROWS)
     block = max(block - block % slab_rows, slab_rows)
     even_rows = rows - rows % slab_rows
@@ -299,12 +298,6 @@ def co_moments(columns: Sequence[Values], *, weights: NDArray[np.int64] | None =
     if even_rows < rows:
         sums.add(slice(even_rows, rows), rows - even_rows, roots)
     return sums.co_moments()
-
-
-def _slab_size(columns: int) -> int:
-    """Return the number of rows per BLAS product, a power of two."""
-    tile = min(columns, _TILE)
-    return 1 << (_MAX_SINGLE_THREADED // (tile * (tile + 1))).bit_length() - 1
 
 
 class _PairSums:

@@ -92,7 +92,9 @@ def _row_words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator
             values = measured[name]
             numbers, present = values.numbers, values.present
             if numbers.dtype.itemsize == _WORD_BYTES:
-                yield _Words(numbers.view(np.uint64), present, _may_be_zero(values))
+                low, high = values.extremes or (1, 1)
+                has_zeros = is_float(numbers) and bool(low <= 0.0 <= high)
+                yield _Words(numbers.view(np.uint64), present, has_zeros)
             else:
                 narrow.append(_Lane(numbers.dtype, numbers, present))
             # Columns without missing values also have a lane, since other batches may have some.
@@ -139,13 +141,6 @@ def _codes_with_null(column: pa.DictionaryArray) -> NDArray[np.int32]:
     if valid is not None:
         codes = np.where(valid, codes, len(column.dictionary))
     return codes
-
-
-def _may_be_zero(values: Values) -> bool:
-    if not is_float(values.numbers) or values.extremes is None:
-        return False
-    low, high = values.extremes
-    return bool(low <= 0.0 <= high)
 
 
 class _Lane(NamedTuple):

@@ -75,7 +75,12 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     weights = state.sample.weights()
     # Squares of values near the limits of float64 overflow; the affected statistics are missing.
     with np.errstate(over="ignore", invalid="ignore"):
-        sampled = _sampled_values(state)
+        rows = state.sample.rows()
+        sampled = {
+            column.name: measured_values(rows.column(column.name))
+            for column in state.columns
+            if column.measured
+        }
         distributions = _compute_distributions(state, sampled, weights)
         moments = _select_moments(state, sampled, weights)
         pearson, spearman = _compute_correlations(state, sampled, distributions, weights)
@@ -94,16 +99,6 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
         seed=state.seed,
         source=dict(source or {}),
     )
-
-
-def _sampled_values(state: StatisticsState) -> dict[str, Values]:
-    """Return the sampled values of all numeric, boolean and time columns."""
-    rows = state.sample.rows()
-    values = {}
-    for column in state.columns:
-        if column.measured:
-            values[column.name] = measured_values(rows.column(column.name))
-    return values
 
 
 def _select_moments(
@@ -183,7 +178,10 @@ def _column_statistics(
         optional_fields["std"] = _column_std(moments, column.type)
         # A sum of times has no meaning.
         if column.value_kind != "time":
-            optional_fields["sum"] = _column_sum(counts)
+            total = counts.total
+            optional_fields["sum"] = (
+                total if isinstance(total, int) else _finite_or_none(total[0] + total[1])
+            )
     if counts.shortest is not None and counts.longest is not None:
         optional_fields["lengths"] = Lengths(
             counts.shortest, counts.longest, counts.length / present
@@ -247,12 +245,6 @@ def _correlations(
     values = coefficients.astype(object)
     values[np.isnan(coefficients)] = None
     return Correlations(method, names, tuple(map(tuple, values.tolist())), sampled)
-
-
-def _column_sum(counts: ColumnCounts) -> int | float | None:
-    if isinstance(counts.total, int):
-        return counts.total
-    return _finite_or_none(counts.total[0] + counts.total[1])
 
 
 def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:

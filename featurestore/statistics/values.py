@@ -244,20 +244,16 @@ def _to_numbers(column: pa.Array) -> NDArray[Any]:
         column = column.cast(pa.timestamp("us", tz=dtype.tz)).cast(pa.int64())
     elif pat.is_decimal(dtype):
         column = column.cast(pa.float64())
-    numbers = _buffer_view(column)
+    numpy_dtype = numpy_type(column.type)
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        numbers = np.zeros(len(column), dtype=numpy_dtype)
+    else:
+        start = column.offset * numpy_dtype.itemsize
+        numbers = np.frombuffer(buffer, dtype=numpy_dtype, count=len(column), offset=start)
     if is_float(numbers):
         return np.asarray(numbers, dtype=np.float64)
     return numbers
-
-
-def _buffer_view(column: pa.Array) -> NDArray[Any]:
-    """Return the numbers of a column as a view of its buffer."""
-    dtype = numpy_type(column.type)
-    buffer = column.buffers()[1]
-    if buffer is None or not len(column):
-        return np.zeros(len(column), dtype=dtype)
-    start = column.offset * dtype.itemsize
-    return np.frombuffer(buffer, dtype=dtype, count=len(column), offset=start)
 
 
 def _unpack_bits(buffer: pa.Buffer | None, column: pa.Array) -> NDArray[np.uint8]:

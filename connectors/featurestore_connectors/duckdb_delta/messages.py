@@ -39,7 +39,10 @@ _FIND_DAMAGE = "featurestore fg verify NAME lists damaged files of a feature gro
 
 def translate_error(error: duckdb.Error) -> FeatureStoreError:
     """Return the feature store error for a DuckDB error, by its class and message."""
-    message = _unwrap_json(str(error))
+    message = str(error)
+    inner = _INNER_MESSAGE.search(message)
+    if inner is not None:  # the JSON that wraps errors of background writes
+        message = str(json.loads(f'"{inner[1]}"'))
     refusal = parse_refusal(message)
     if refusal is not None:
         return refusal
@@ -96,14 +99,6 @@ def _file_error(error: duckdb.Error, message: str) -> FeatureStoreError:
 
 def _contains_any(message: str, signs: tuple[str, ...]) -> bool:
     return any(sign in message for sign in signs)
-
-
-def _unwrap_json(message: str) -> str:
-    """Extract the message from the JSON that wraps errors of background writes."""
-    inner = _INNER_MESSAGE.search(message)
-    if inner is None:
-        return message
-    return str(json.loads(f'"{inner[1]}"'))
 
 
 def translate_stream_error(message: str) -> FeatureStoreError:

@@ -103,17 +103,27 @@ def _upsert(
     if not write.key:
         raise InvalidArgument("An upsert needs key columns.")
     # With two rows of one key, the stored row would depend on their order.
-    _check_unique(database, _source_query(state, source, write), write.key)
+    key = sqltext.names(write.key)
+    repeated_keys = database.rows(
+        f"SELECT {key}, count(*) FROM {_source_query(state, source, write)} "
+        f"WHERE {sqltext.all_present(write.key)} GROUP BY {key} HAVING count(*) > 1 LIMIT 5"
+    )
+    if repeated_keys:
+        raise duplicate_keys_error(dict(zip(write.key, row, strict=False)) for row in repeated_keys)
+    # Null keys never match.
+    is_same_key = " AND ".join(
+        [f"target.{name} = source.{name}" for name in map(sqltext.quote, write.key)]
+    )
 
     def attempt(state: Snapshot) -> int:
         # Everything that depends on existing rows is computed again after a lost race.
         rows = _source_query(state, source, write)
-        keys = f"SELECT {sqltext.names(write.key)} FROM {rows}"
+        keys = f"SELECT {key} FROM {rows}"
         if deletes:
             columns = pa.schema([state.schema.field(name) for name in write.key])
             deleted = sqltext.parquet_scan(columns, [file.path for file in deletes])
-            keys += f" UNION ALL SELECT {sqltext.names(write.key)} FROM {deleted}"
-        outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_key_condition(write.key)})"
+            keys += f" UNION ALL SELECT {key} FROM {deleted}"
+        outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {is_same_key})"
         candidates = _overlapping_files(state, _key_bounds(database, f"({keys})", write.key, state))
         affected = _find_affected(database, state, candidates, outgoing)
         return _replace_rows(database, state, affected, outgoing, write, rows=rows)
@@ -306,12 +316,6 @@ def _find_affected(
     return _AffectedFiles(tuple(affected_files), sum(outgoing_rows.values()))
 
 
-def _key_condition(key: Sequence[str]) -> str:
-    """Return the join condition on the key; null keys never match."""
-    names = map(sqltext.quote, key)
-    return " AND ".join([f"target.{name} = source.{name}" for name in names])
-
-
 def _check_rows_in_range(
     database: Database,
     state: Snapshot,
@@ -355,17 +359,6 @@ def _is_inside(file: NewFile, window: TimeRange) -> bool:
 
 def _is_time(bound: object) -> bool:
     return isinstance(bound, str) and "T" in bound
-
-
-def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
-    """Raise DuplicateKeys if several rows have the same key; null keys are ignored."""
-    key_columns = sqltext.names(key)
-    repeated_keys = database.rows(
-        f"SELECT {key_columns}, count(*) FROM {rows} WHERE {sqltext.all_present(key)} "
-        f"GROUP BY {key_columns} HAVING count(*) > 1 LIMIT 5"
-    )
-    if repeated_keys:
-        raise duplicate_keys_error(dict(zip(key, row, strict=False)) for row in repeated_keys)
 
 
 def _source_query(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> str:

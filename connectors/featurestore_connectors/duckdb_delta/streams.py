@@ -17,9 +17,8 @@ import pyarrow.types as pat
 from featurestore.arrow.batches import coalesce_batches, copy_sliced_structs
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_schema, type_width
-from featurestore.errors import SchemaMismatch, listing
 from featurestore.model.threads import capture_errors, cooperating_threads
-from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
+from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, unknown_columns_error
 from featurestore_connectors.duckdb_delta.messages import translate_stream_error
 from featurestore_connectors.duckdb_delta.session import (
     Database,
@@ -318,9 +317,7 @@ def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
     present = set(schema.names)  # ``names`` is a new list each time
     absent = [column for column in columns if column not in present]
     if absent:
-        raise SchemaMismatch(
-            f"Unknown columns {listing(absent)}. Available: {listing(schema.names, limit=50)}."
-        )
+        raise unknown_columns_error(absent, schema.names)
 
 
 def buffer_rows(database: Database, rows: Relation) -> Relation:

@@ -23,8 +23,14 @@ from featurestore.arrow.types import is_nested, storage_schema
 from featurestore.delta.checksums import file_checksums
 from featurestore.delta.commits import table_metadata
 from featurestore.delta.snapshot import Snapshot
-from featurestore.errors import InvalidArgument, SchemaMismatch, StorageError, listing
-from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
+from featurestore.errors import InvalidArgument, StorageError
+from featurestore.plugins.engine import (
+    ADD_COLUMNS_HINT,
+    TABLE_PROPERTIES,
+    Relation,
+    TableWrite,
+    unknown_columns_error,
+)
 from featurestore.storage import files as storage
 from featurestore.storage import storage_for
 from featurestore.storage.publication import Publication
@@ -87,11 +93,7 @@ def target_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.
     present = set(schema.names)
     unknown = [name for name in relation.schema.names if name not in present]
     if unknown:
-        raise SchemaMismatch(
-            f"Unknown columns {listing(unknown)}. "
-            f"Available: {listing(state.schema.names, limit=50)}.",
-            hint="schema_change='add' adds new nullable columns",
-        )
+        raise unknown_columns_error(unknown, state.schema.names, hint=ADD_COLUMNS_HINT)
     return schema
 
 

@@ -43,7 +43,10 @@ _SharedKeys = tuple[tuple[str, str], ...]
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the rows of a feature plan as a lazy relation."""
     if plan.left_source is not None and not plan.joins:
-        return _read_group(engine, plan)
+        # Columns of a pinned feature group, as a relation over its files.
+        columns = {output.name: output.column for output in plan.left_outputs}
+        group_rows = left_side(engine, plan, None, label_columns(plan))
+        return replace(engine.select(group_rows, columns), schema=plan.schema)
     left = _LabelSide.of(engine, plan, labels)
     frame = left.frame
     sides = list(map(_SideFrame, feature_sides(plan)))
@@ -58,13 +61,6 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
         rows = [side.rows(engine) for side in cluster]
         frame = _join_as_of(frame, cluster, left, rows)
     return relation(_select_result(frame, plan, left, sides), plan.schema)
-
-
-def _read_group(engine: Engine, plan: FeaturePlan) -> Relation:
-    """Return columns of a pinned feature group, as a relation over its files."""
-    columns = {output.name: output.column for output in plan.left_outputs}
-    rows = left_side(engine, plan, None, label_columns(plan))
-    return replace(engine.select(rows, columns), schema=plan.schema)
 
 
 @dataclass(frozen=True)
@@ -343,7 +339,8 @@ def _select_result(
         if ttl is not None:
             # An expired row counts as no match: its values are null, and an inner join drops the
             # label.
-            is_matched = fresh = _is_within_ttl(left.time, match["event"], ttl)
+            age = F.unix_micros(left.time) - F.unix_micros(match["event"])
+            is_matched = fresh = age <= F.lit(ttl // timedelta(microseconds=1))
         for index, output in enumerate(side.rule.join.outputs):
             value = match[f"o{index}"]
             if fresh is not None:
@@ -355,12 +352,6 @@ def _select_result(
         frame = frame.orderBy(left.column(ROW))
     columns = [values[name].alias(name) for name in plan.columns]
     return frame.select(*columns)
-
-
-def _is_within_ttl(time: Column, event: Column, ttl: timedelta) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.unix_micros(time) - F.unix_micros(event) <= F.lit(ttl // timedelta(microseconds=1))
 
 
 def timestamp_of(value: Column, dtype: pa.DataType) -> Column:

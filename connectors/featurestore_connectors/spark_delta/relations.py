@@ -25,8 +25,8 @@ import pyarrow as pa
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types, translate_query_errors
-from featurestore.errors import ConfigurationError, InvalidSql, SchemaMismatch, listing
-from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.errors import ConfigurationError, InvalidSql
+from featurestore.plugins.engine import Relation, TimeRange, unknown_columns_error
 from featurestore.storage.supervised import python_path
 from featurestore.usersql.spark_queries import to_spark_sql
 from featurestore.usersql.typed_tables import (
@@ -84,10 +84,7 @@ def select(source: Relation, columns: Mapping[str, str]) -> Relation:
     present = set(source.schema.names)
     absent = [name for name in columns.values() if name not in present]
     if absent:
-        raise SchemaMismatch(
-            f"Unknown columns {listing(absent)}. "
-            f"Available: {listing(source.schema.names, limit=50)}."
-        )
+        raise unknown_columns_error(absent, source.schema.names)
     fields, projections = [], []
     for new, old in columns.items():
         fields.append(source.schema.field(old).with_name(new))

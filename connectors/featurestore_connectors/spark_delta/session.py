@@ -318,10 +318,13 @@ def staging_directory(session: SparkSession) -> str:
 def _launch_settings() -> dict[str, str]:
     """Return the settings for the start of the JVM: master, memory and logging."""
     master = os.environ.get(MASTER) or "local[*]"
+    # A quarter of the machine's memory, but at least one and at most eight GiB.
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = f"{min(8192, max(1024, installed // 4 // 2**20))}m"
     settings = {
         "spark.master": master,
         "spark.pyspark.python": os.environ["PYSPARK_PYTHON"],
-        "spark.driver.memory": os.environ.get(DRIVER_MEMORY) or _default_memory(),
+        "spark.driver.memory": os.environ.get(DRIVER_MEMORY) or memory,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -341,12 +344,6 @@ def _launch_settings() -> dict[str, str]:
         if "SPARK_CONF_DIR" not in os.environ:
             settings["spark.local.dir"] = user_temporary_folder()
     return settings
-
-
-def _default_memory() -> str:
-    """Return a quarter of the machine's memory, but at least one and at most eight GiB."""
-    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{min(8192, max(1024, installed // 4 // 2**20))}m"
 
 
 def _log_store_setting(scheme: str) -> str:

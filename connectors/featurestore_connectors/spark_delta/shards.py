@@ -84,22 +84,17 @@ def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> Data
     """Repartition rows so that shard s is in partition ``s % partitions``."""
     from pyspark.sql import functions as sf
 
+    session = source.native.sparkSession
+    max_partitions = 4 * default_parallelism(session)
+    if not is_local(session):
+        # A cluster with autoscaling starts with few cores.
+        max_partitions = max(max_partitions, _TASKS_ON_CLUSTERS)
     # More partitions than shards would start tasks without rows.
-    partitions = max(1, min(shard_count, _max_partitions(source.native)))
+    partitions = max(1, min(shard_count, max_partitions))
     # Spark partitions by the hash of a column, so each shard gets a key whose hash is known.
     keys = sf.array(*map(sf.lit, partition_keys(partitions)))
     key = sf.element_at(keys, (column(shard) % partitions + 1).cast("int"))
     return source.native.repartition(partitions, key)
-
-
-def _max_partitions(frame: DataFrame) -> int:
-    """Return the largest number of partitions that is useful for this application."""
-    session = frame.sparkSession
-    tasks = 4 * default_parallelism(session)
-    if is_local(session):
-        return tasks
-    # A cluster with autoscaling starts with few cores.
-    return max(tasks, _TASKS_ON_CLUSTERS)
 
 
 def partition_keys(partitions: int) -> list[int]:

@@ -24,14 +24,21 @@ from pyarrow import parquet
 
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import storage_schema
-from featurestore.delta.commits import duplicate_keys_error, seal_commit
+from featurestore.delta.commits import changed_metadata, duplicate_keys_error, seal_commit
 from featurestore.delta.log import Actions, commit_path, is_delta_table, parse_actions
 from featurestore.delta.maintenance import remove_unneeded_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.delta.table_state import check_writable
-from featurestore.errors import SchemaMismatch, StorageError, listing
+from featurestore.errors import StorageError
 from featurestore.model.times import to_micros, utc_now
-from featurestore.plugins.engine import TABLE_PROPERTIES, PropertyChange, Relation, TableWrite
+from featurestore.plugins.engine import (
+    ADD_COLUMNS_HINT,
+    TABLE_PROPERTIES,
+    PropertyChange,
+    Relation,
+    TableWrite,
+    unknown_columns_error,
+)
 from featurestore.storage import files, storage_for
 from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication
@@ -204,10 +211,7 @@ def _check_columns(relation: Relation, known_names: Sequence[str]) -> None:
     columns = {name.lower() for name in known_names}
     unknown = [name for name in relation.schema.names if name.lower() not in columns]
     if unknown:
-        raise SchemaMismatch(
-            f"Unknown columns {listing(unknown)}. Available: {listing(known_names, limit=50)}.",
-            hint="schema_change='add' adds new nullable columns",
-        )
+        raise unknown_columns_error(unknown, known_names, hint=ADD_COLUMNS_HINT)
 
 
 def _upsert_once(
@@ -460,16 +464,7 @@ def _properties_actions(state: Snapshot, change: PropertyChange) -> list[dict[st
     }
     if change.commit_metadata:
         info["userMetadata"] = json.dumps(dict(change.commit_metadata))
-    metadata = {
-        "id": state.table_id,
-        "name": state.metadata.get("name"),
-        "description": state.metadata.get("description"),
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": state.metadata["schemaString"],
-        "partitionColumns": list(state.partition_by),
-        "createdTime": state.metadata.get("createdTime"),
-        "configuration": {**state.properties, **change.properties},
-    }
+    metadata = changed_metadata(state, properties=change.properties)
     return [{"commitInfo": info}, {"metaData": metadata}]
 
 

@@ -28,6 +28,8 @@ from typing import Any
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 
+# A JSON object in a log: an action, or the payload of one.
+Action = Mapping[str, Any]
 CHECKSUMS = "featurestore.checksums"
 FILE_CHECKSUM = "featurestore.crc32c"
 _DIGEST = "commit_sha256"
@@ -47,7 +49,7 @@ class CommitChecksums:
     original: str | None = None
 
 
-def checksums_of(info: Mapping[str, Any]) -> CommitChecksums | None:
+def checksums_of(info: Action) -> CommitChecksums | None:
     """Return the checksums in a ``commitInfo`` action, or None if another writer wrote it."""
     payload = info.get(CHECKSUMS)
     if not isinstance(payload, Mapping):
@@ -95,7 +97,7 @@ def check_commit(content: bytes) -> str:
     return digest
 
 
-def seal(actions: Sequence[Mapping[str, Any]], checksums: CommitChecksums) -> bytes:
+def seal(actions: Sequence[Action], checksums: CommitChecksums) -> bytes:
     """Return a commit file with checksums; actions without ``commitInfo`` get an empty one."""
     infos = [action for action in actions if "commitInfo" in action]
     info: dict[str, Any] = dict(infos[0]["commitInfo"]) if infos else {}
@@ -113,7 +115,7 @@ def seal(actions: Sequence[Mapping[str, Any]], checksums: CommitChecksums) -> by
     return content.replace(mark + _ZEROS.encode(), mark + digest.encode(), 1)
 
 
-def to_commit(actions: Sequence[Mapping[str, Any]]) -> bytes:
+def to_commit(actions: Sequence[Action]) -> bytes:
     r"""Return a commit file without checksums, one JSON object per line.
 
     >>> to_commit([{"add": {"path": "a"}}, {"remove": {"path": "b"}}])
@@ -159,7 +161,7 @@ def add_checksum(add: dict[str, Any], checksum: str | None) -> dict[str, Any]:
     return {**add, "tags": {**(add.get("tags") or {}), FILE_CHECKSUM: checksum}}
 
 
-def checksum_in_add(add: Mapping[str, Any]) -> str | None:
+def checksum_in_add(add: Action) -> str | None:
     """Return the checksum of a file in its ``add`` action, or None if it has none."""
     tags = add.get("tags")
     checksum = tags.get(FILE_CHECKSUM) if isinstance(tags, Mapping) else None

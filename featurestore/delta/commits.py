@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from featurestore.arrow.types import feature_type
 from featurestore.delta import log
-from featurestore.delta.checksums import CommitChecksums, checksums_of, file_checksums, seal
+from featurestore.delta.checksums import Action, CommitChecksums, checksums_of, file_checksums, seal
 from featurestore.delta.history import LogCommit, commit_at, commit_time, read_history
 from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import Snapshot
@@ -304,9 +304,7 @@ def check_offsets(state: Snapshot, offsets: Offsets) -> None:
             raise stream_overtaken_error(app)
 
 
-def check_concurrent_transactions(
-    transactions: Iterable[Mapping[str, Any]], offsets: Offsets
-) -> None:
+def check_concurrent_transactions(transactions: Iterable[Action], offsets: Offsets) -> None:
     """Raise StreamOvertaken if a concurrent commit changed the number of an application."""
     for transaction in transactions:
         if transaction["appId"] in offsets:
@@ -350,7 +348,7 @@ def stream_overtaken_error(app: str) -> StreamOvertaken:
 def seal_commit(
     path: str,
     version: int,
-    actions: Sequence[Mapping[str, Any]],
+    actions: Sequence[Action],
     *,
     before: FileState | None = None,
 ) -> bytes:
@@ -389,7 +387,7 @@ def _new_checkpoints(path: str, version: int) -> dict[str, str]:
     return dict(zip(names, file_checksums(unrecorded), strict=True))
 
 
-def duplicate_keys_error(examples: Iterable[Mapping[str, Any]]) -> DuplicateKeys:
+def duplicate_keys_error(examples: Iterable[Action]) -> DuplicateKeys:
     """Return the error for an upsert whose rows contain several rows of a key."""
     return DuplicateKeys(
         "The rows of this upsert have duplicate keys, for example "

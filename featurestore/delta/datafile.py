@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta.checksums import checksum_in_add
+from featurestore.delta.checksums import Action, checksum_in_add
 from featurestore.delta.log import damaged_file
 from featurestore.errors import FeatureStoreError, TableDamaged, UnsupportedTable
 from featurestore.model.times import to_micros
@@ -61,7 +61,7 @@ class DataFile:
     checksum: str | None = None
 
 
-def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
+def data_file(path: str, add: Action) -> DataFile:
     """Convert an add action of the table at ``path`` to a data file.
 
     Raises:
@@ -144,7 +144,7 @@ def commit_order_key(file: DataFile) -> tuple[int, str]:
     return file.modified, file.log_path
 
 
-def rows_of(path: str, add: Mapping[str, Any]) -> int:
+def rows_of(path: str, add: Action) -> int:
     """Return the number of rows of an added file, from the log or from the Parquet footer."""
     # Statistics are optional in the Delta protocol.
     rows = rows_in_statistics(add.get("stats"))
@@ -170,7 +170,7 @@ def rows_in_statistics(text: str | None) -> int | None:
     return rows
 
 
-def parse_statistics(text: str | None) -> Mapping[str, Any]:
+def parse_statistics(text: str | None) -> Action:
     """Parse the statistics of a file; the result is empty if they are missing or invalid."""
     try:
         statistics = json.loads(text or "{}")
@@ -254,7 +254,7 @@ def has_bounds(dtype: pa.DataType) -> bool:
 
 
 def bounds_from_statistics(
-    statistics: Mapping[str, Any], column: str, dtype: pa.DataType
+    statistics: Action, column: str, dtype: pa.DataType
 ) -> tuple[int, int] | None:
     """Return the lower and upper bound of a column from file statistics, or None if unknown.
 

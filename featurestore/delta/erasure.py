@@ -23,6 +23,7 @@ import pyarrow as pa
 from featurestore.delta import log
 from featurestore.delta.checksums import (
     CHECKSUMS,
+    Action,
     CommitChecksums,
     checksums_of,
     digest_of,
@@ -59,9 +60,9 @@ class LogScrubber:
     path: str
     has_value: Callable[[str], bool]
     remove_value: Callable[[str], str]
-    is_partition: Callable[[Mapping[str, Any]], bool]
+    is_partition: Callable[[Action], bool]
 
-    def has_traces(self, action: Mapping[str, Any]) -> bool:
+    def has_traces(self, action: Action) -> bool:
         """Return whether an action of a commit or a checkpoint contains an erased value.
 
         Actions of files that exist do not count: their rows are searched.
@@ -82,7 +83,7 @@ class LogScrubber:
             return False
         return self.has_value(files.read_bytes(file).decode("utf-8", "surrogateescape"))
 
-    def clean(self, action: Mapping[str, Any]) -> dict[str, Any]:
+    def clean(self, action: Action) -> dict[str, Any]:
         """Return an action without erased values, and without statistics of missing files."""
         cleaned = dict(action)
         for action_name in _NOTES:
@@ -101,7 +102,7 @@ class LogScrubber:
                 cleaned[action_name] = self._clean_file(file)
         return cleaned
 
-    def _names_value(self, file: Mapping[str, Any]) -> bool:
+    def _names_value(self, file: Action) -> bool:
         """Return whether the path, the partition or the statistics of a file have a value."""
         if self.is_partition(dict(file.get("partitionValues") or {})):
             return True
@@ -112,7 +113,7 @@ class LogScrubber:
                 return True
         return any(self.has_value(text) for text in texts_of([file["path"], file.get("stats")]))
 
-    def _clean_file(self, file: Mapping[str, Any]) -> dict[str, Any]:
+    def _clean_file(self, file: Action) -> dict[str, Any]:
         partition = dict(file.get("partitionValues") or {})
         is_erased = self.is_partition(partition)
         cleaned = dict(file)
@@ -137,7 +138,7 @@ class LogScrubber:
             cleaned["tags"] = self._clean_texts(dict(cleaned["tags"]))
         return cleaned
 
-    def _clean_note(self, note: Mapping[str, Any]) -> dict[str, Any]:
+    def _clean_note(self, note: Action) -> dict[str, Any]:
         cleaned: dict[str, Any] = self._clean_texts(_without_checksums(note))
         if CHECKSUMS in note:
             cleaned[CHECKSUMS] = note[CHECKSUMS]
@@ -160,13 +161,13 @@ class LogScrubber:
         return value
 
 
-def _annotations(action: Mapping[str, Any]) -> Mapping[str, Any]:
+def _annotations(action: Action) -> Action:
     """Return the properties of a table in an action."""
     metadata = action.get("metaData")
     return {} if metadata is None else metadata.get("configuration") or {}
 
 
-def _without_checksums(note: Mapping[str, Any]) -> dict[str, Any]:
+def _without_checksums(note: Action) -> dict[str, Any]:
     """Return a ``commitInfo`` without checksums, whose digits may look like an erased value."""
     return {name: item for name, item in note.items() if name != CHECKSUMS}
 
@@ -241,7 +242,7 @@ def read_actions(file: str) -> list[dict[str, Any]]:
     return list(map(dict, log.read_commit(file)))
 
 
-def _with_mappings(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_mappings(row: Action) -> dict[str, Any]:
     """Convert the maps of a checkpoint row, which are lists of pairs, to mappings."""
     actions: dict[str, Any] = {}
     for action_name, payload in row.items():

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from featurestore.delta import log
+from featurestore.delta.checksums import Action
 from featurestore.delta.datafile import file_path, rows_in_statistics, rows_of
 from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import read_snapshot
@@ -48,7 +48,7 @@ class LogCommit:
     version: int
     timestamp: int
     operation: str
-    user_metadata: Mapping[str, Any]
+    user_metadata: Action
     rows_in: int
     rows_out: int
     rows: int
@@ -256,7 +256,7 @@ def _log_commit(
     )
 
 
-def _count_copied_rows(info: Mapping[str, Any]) -> int:
+def _count_copied_rows(info: Action) -> int:
     """Return the number of copied rows in the metrics of a commit, 0 if it is missing."""
     metrics = info.get("operationMetrics")
     for key in _COPIED_ROW_METRICS:
@@ -278,7 +278,7 @@ def _recorded_time(actions: Actions, state: FileState) -> int:
     return state.modified // 1_000_000
 
 
-def _parse_base_version(user_metadata: Mapping[str, Any], version: int) -> tuple[int, int]:
+def _parse_base_version(user_metadata: Action, version: int) -> tuple[int, int]:
     """Return the base version in user metadata and its commit time, or (-1, 0) if missing."""
     base, base_time = user_metadata.get("base"), user_metadata.get("base_time")
     if not isinstance(base, int) or not isinstance(base_time, int):

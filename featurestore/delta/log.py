@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from featurestore.delta import checksums
+from featurestore.delta.checksums import Action
 from featurestore.errors import StorageError, TableDamaged, refusal_hint
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.storage import files, storage_for
@@ -25,7 +26,6 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 LOG_FOLDER = "_delta_log"
-Action = Mapping[str, Any]
 Actions = Sequence[Action]
 _VERSION_DIGITS = 20
 _COMMIT_NAME_LENGTH = _VERSION_DIGITS + len(".json")
@@ -417,12 +417,12 @@ def actions_of_kind(actions: Actions, action_type: str) -> Iterator[dict[str, An
             yield payload
 
 
-def commit_info(actions: Actions) -> Mapping[str, Any]:
+def commit_info(actions: Actions) -> Action:
     """Return the ``commitInfo`` action of a commit, or an empty mapping if it is missing."""
     return next(actions_of_kind(actions, "commitInfo"), {})
 
 
-def parse_user_metadata(actions: Actions) -> Mapping[str, Any]:
+def parse_user_metadata(actions: Actions) -> Action:
     """Return the user metadata of a commit, or an empty mapping if it is not a JSON object."""
     text = commit_info(actions).get("userMetadata")
     if not isinstance(text, str):

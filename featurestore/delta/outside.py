@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from featurestore.delta import log
+from featurestore.delta.checksums import Action
 from featurestore.delta.datafile import file_path, unsupported_feature_error
 from featurestore.delta.log import LOG_FOLDER, damaged_file, parse_actions, unreadable_file
 from featurestore.delta.table_state import read_checkpoint
@@ -60,7 +60,7 @@ def check_files_inside(path: str, version: int, *, folder: str | None = None) ->
             raise unsupported_feature_error(path, "deletion vectors outside its folder")
 
 
-def _added_files(path: str, first: int, last: int) -> Iterator[Mapping[str, Any]]:
+def _added_files(path: str, first: int, last: int) -> Iterator[Action]:
     """Yield the add actions in all files of the log between two versions."""
     folder = os.path.join(path, LOG_FOLDER)
     for name in files.list_directory(folder):

@@ -11,13 +11,13 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.delta import log
+from featurestore.delta.checksums import Action
 from featurestore.delta.datafile import (
     MICROS_OF_DAY,
     ColumnBounds,
@@ -70,7 +70,7 @@ class Snapshot:
     rows: int
     bytes: int
     protocol: Protocol = field(default_factory=Protocol)
-    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    metadata: Action = field(default_factory=dict, repr=False)
     transactions: Mapping[str, int] = field(default_factory=dict, repr=False)
     commit: FileState | None = field(default=None, repr=False, compare=False)
     _bounds: dict[str, ColumnBounds] = field(default_factory=dict, repr=False, compare=False)
@@ -106,7 +106,7 @@ class Snapshot:
             return None
         return [_to_micros(pair, dtype) for pair in bounds.pairs()]
 
-    def times_of_added(self, add: Mapping[str, Any], column: str) -> tuple[int, int] | None:
+    def times_of_added(self, add: Action, column: str) -> tuple[int, int] | None:
         """Return the minimum and maximum time in the file of an add action, or None if unknown."""
         dtype = self.schema.field(column).type
         if column in self.partition_by:

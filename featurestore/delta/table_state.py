@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.delta import log
+from featurestore.delta.checksums import Action
 from featurestore.delta.datafile import (
     DataFile,
     commit_order_key,
@@ -112,7 +113,7 @@ def arrow_schema(text: str) -> pa.Schema:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
 
 
-def _parse_field(definition: Mapping[str, Any], column: str) -> pa.Field:
+def _parse_field(definition: Action, column: str) -> pa.Field:
     return pa.field(
         definition["name"],
         _parse_type(definition["type"], column),
@@ -184,7 +185,7 @@ class Protocol:
     writer_features: tuple[str, ...] = ()
 
     @classmethod
-    def from_action(cls, action: Mapping[str, Any]) -> Protocol:
+    def from_action(cls, action: Action) -> Protocol:
         """Create the protocol from a log action.
 
         Raises:
@@ -244,10 +245,10 @@ def check_writable(path: str, protocol: Protocol) -> None:
 class Checkpoint:
     """The actions of a checkpoint, in the same form as commit actions."""
 
-    protocol: Mapping[str, Any] | None = None
-    metadata: Mapping[str, Any] | None = None
-    transactions: list[Mapping[str, Any]] = field(default_factory=list)
-    adds: list[Mapping[str, Any]] = field(default_factory=list)
+    protocol: Action | None = None
+    metadata: Action | None = None
+    transactions: list[Action] = field(default_factory=list)
+    adds: list[Action] = field(default_factory=list)
 
 
 def read_checkpoint(path: str, files: Sequence[str]) -> Checkpoint:
@@ -329,7 +330,7 @@ def _actions_of_kind(actions: pa.Table, action_type: str) -> list[dict[str, Any]
     return list(values.filter(values.is_valid()).to_pylist())
 
 
-def _add_actions(actions: pa.Table) -> list[Mapping[str, Any]]:
+def _add_actions(actions: pa.Table) -> list[Action]:
     """Return the add actions, converted by column, since a checkpoint may have millions of files."""
     values = actions["add"].combine_chunks()
     values = values.filter(values.is_valid())
@@ -337,7 +338,7 @@ def _add_actions(actions: pa.Table) -> list[Mapping[str, Any]]:
     for index in range(values.type.num_fields):
         name = values.type.field(index).name
         columns[name] = values.field(name).to_pylist()
-    adds: list[Mapping[str, Any]] = []
+    adds: list[Action] = []
     for row in zip(*columns.values(), strict=True):
         add = dict(zip(columns, row, strict=True))
         add["partitionValues"] = dict(add.get("partitionValues") or [])
@@ -351,10 +352,10 @@ class Replay:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.protocol: Mapping[str, Any] | None = None
-        self.metadata: Mapping[str, Any] | None = None
+        self.protocol: Action | None = None
+        self.metadata: Action | None = None
         self.transactions: dict[str, int] = {}
-        self.adds: dict[str, Mapping[str, Any]] = {}
+        self.adds: dict[str, Action] = {}
         self.removed: set[str] = set()
 
     def apply(self, actions: Actions, file: str) -> None:
@@ -408,7 +409,7 @@ class Replay:
         files = [data_file(self.path, add) for add in self.adds.values()]
         return sorted(files, key=commit_order_key)
 
-    def _apply_transactions(self, transactions: Iterable[Mapping[str, Any]], file: str) -> None:
+    def _apply_transactions(self, transactions: Iterable[Action], file: str) -> None:
         try:
             for transaction in transactions:
                 self.transactions[str(transaction["appId"])] = int(transaction["version"])

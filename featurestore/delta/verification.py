@@ -14,12 +14,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
 
 import pyarrow as pa
 
 from featurestore.delta import log
 from featurestore.delta.checksums import (
+    Action,
     ChecksumError,
     CommitChecksums,
     check_commit,
@@ -175,7 +175,7 @@ def _verify_checkpoints(
     """Verify the checkpoints, and return all data files in the log."""
     recorded = _recorded_checkpoints(commits)
     # Files by path, with the version that added them.
-    versions: dict[str, tuple[Mapping[str, Any], int | None]] = {}
+    versions: dict[str, tuple[Action, int | None]] = {}
     replay = Replay(result.path)
     is_complete = 0 in commits
     first = min([*commits, *listed.checkpoints], default=0)
@@ -307,7 +307,7 @@ def compare_checkpoint(
         )
 
 
-def _is_same_file(in_checkpoint: Mapping[str, Any], in_commit: Mapping[str, Any]) -> bool:
+def _is_same_file(in_checkpoint: Action, in_commit: Action) -> bool:
     for name in ("size", "modificationTime"):
         if in_checkpoint.get(name) != in_commit.get(name):
             return False
@@ -351,7 +351,7 @@ def _to_milliseconds(bound: object) -> object:
 class AddedFile:
     """A data file in the log, and the commit that added it; None for files of a checkpoint."""
 
-    add: Mapping[str, Any]
+    add: Action
     version: int | None
     is_current: bool
 
@@ -389,7 +389,7 @@ def verify_file(path: str, added: AddedFile) -> Outcome:
     return Outcome(file, "differs from its checksum" if differs else None)
 
 
-def _unreadable_reason(file: str, add: Mapping[str, Any]) -> str | None:
+def _unreadable_reason(file: str, add: Action) -> str | None:
     """Decode all rows of a file without a checksum; return the reason if they are not readable."""
     from pyarrow import parquet
 

@@ -159,7 +159,7 @@ def _to_batches(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> list[
     return [selected]
 
 
-def _find_valid(array: Any) -> npt.NDArray[np.bool_] | None:
+def _find_valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Return a mask of non-null rows, also for dictionaries and extension types."""
     if isinstance(array.type, pa.ExtensionType):
         return _find_valid(array.storage)
@@ -182,13 +182,13 @@ def _concatenate(arrays: Sequence[Words]) -> Words:
 # -- canonical bytes ------------------------------------------------------------------------
 
 
-def canonical_array(arrays: Sequence[Any], *, rows: int) -> pa.LargeBinaryArray:
+def canonical_array(arrays: Sequence[pa.Array], *, rows: int) -> pa.LargeBinaryArray:
     """Return the canonical bytes of each row, computed from the columns."""
     encoded_columns = [_encode(array) for array in arrays]
     return _join(encoded_columns) if rows else pa.array([], pa.large_binary())
 
 
-def _encode(array: Any) -> pa.LargeBinaryArray:
+def _encode(array: pa.Array) -> pa.LargeBinaryArray:
     """Return the canonical bytes of each value of one column."""
     values = canonical_values(array)
     rows = len(array)
@@ -236,7 +236,7 @@ def _encode_bytes(
     return _binary_array(pa.py_buffer(data[ranges(starts, lengths)]), np.concatenate([[0], ends]))
 
 
-def _mask_nulls(array: Any, valid: Mask | None) -> Any:
+def _mask_nulls(array: pa.Array, valid: Mask | None) -> pa.Array:
     """Set a struct field to null in the rows where the struct is null.
 
     The field values of a null struct are arbitrary.
@@ -247,7 +247,7 @@ def _mask_nulls(array: Any, valid: Mask | None) -> Any:
     return array.take(index)
 
 
-def _binary_array(data: Any, offsets: Int64s) -> pa.LargeBinaryArray:
+def _binary_array(data: pa.Buffer, offsets: Int64s) -> pa.LargeBinaryArray:
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64)), data]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 

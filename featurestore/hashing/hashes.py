@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.hashing.mixing import Words, byte_sums, fold, mix, mix_all, sums_by_position, tag
+from featurestore.hashing.mixing import (
+    Int64s,
+    Words,
+    byte_sums,
+    fold,
+    mix,
+    mix_all,
+    sums_by_position,
+    tag,
+)
 from featurestore.hashing.values import (
     BOOL,
     BYTES,
@@ -35,7 +43,7 @@ _TAGS = np.array([tag(domain) for domain in range(STRUCT + 1)], dtype=np.uint64)
 _SIGN, _INFINITY, _NAN = np.uint64(1 << 63), np.uint64(0x7FF << 52), np.uint64(0x7FF8 << 48)
 
 
-def hash_array(array: Any, *, exact: bool) -> Words:
+def hash_array(array: pa.Array, *, exact: bool) -> Words:
     """Return the hash of each value in a new array.
 
     Args:
@@ -81,13 +89,13 @@ def _hash_words(values: WordValues, *, exact: bool) -> Words:
     return mix_all(words ^ tags)
 
 
-def _finish(sums: Words, lengths: Any, *, domain: int) -> Words:
+def _finish(sums: Words, lengths: Int64s, *, domain: int) -> Words:
     """Return ``mix(sum + mix(length ^ tag))``."""
     state = mix_all(lengths.view(np.uint64) ^ np.uint64(tag(domain)))
     return fold(state, sums)
 
 
-def _hash_dictionary(array: Any, *, exact: bool) -> Words:
+def _hash_dictionary(array: pa.Array, *, exact: bool) -> Words:
     value_hashes = hash_array(array.dictionary, exact=exact)
     # All rows are null: no index can refer to an empty dictionary.
     if len(value_hashes) == 0:

@@ -73,7 +73,7 @@ class ListValues:
 
     valid: Mask | None
     lengths: Int64s
-    elements: Any
+    elements: pa.Array
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class StructValues:
     """Structs, with one array per field, in field order."""
 
     valid: Mask | None
-    fields: tuple[Any, ...]
+    fields: tuple[pa.Array, ...]
 
 
 Values: TypeAlias = WordValues | ByteValues | ListValues | StructValues
@@ -101,7 +101,7 @@ def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
         )
 
 
-def canonical_values(array: Any) -> Values:
+def canonical_values(array: pa.Array) -> Values:
     """Return the canonical values of an Arrow array, after decoding dictionaries."""
     dtype = array.type
     if isinstance(dtype, pa.ExtensionType):
@@ -125,7 +125,7 @@ def canonical_values(array: Any) -> Values:
     return WordValues(valid, kinds, (words,))
 
 
-def valid_mask(array: Any) -> Mask | None:
+def valid_mask(array: pa.Array) -> Mask | None:
     """Return a mask of non-null rows, or None if no row is null."""
     if array.null_count == 0:
         return None
@@ -135,7 +135,7 @@ def valid_mask(array: Any) -> Mask | None:
 # -- words --------------------------------------------------------------------
 
 
-def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
+def _typed_words(array: pa.Array) -> tuple[int | npt.NDArray[np.uint8], Words]:
     """Return the kind and the word of each value of a one-word type."""
     dtype = array.type
     if pat.is_boolean(dtype):
@@ -160,7 +160,7 @@ def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     return INTEGER, numbers.astype(np.int64, copy=False).view(np.uint64)
 
 
-def _values_buffer(array: Any) -> npt.NDArray[Any]:
+def _values_buffer(array: pa.Array) -> npt.NDArray[Any]:
     """Return the values buffer of a primitive array; values of null rows are arbitrary."""
     dtype = numpy_type(array.type)
     buffer = array.buffers()[1]
@@ -193,7 +193,7 @@ def _float_words(numbers: npt.NDArray[Any]) -> Words:
     return words
 
 
-def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
+def _timestamp_words(array: pa.Array) -> tuple[int | npt.NDArray[np.uint8], Words]:
     """Return microseconds, or nanoseconds for values with a finer fraction."""
     unit = array.type.unit
     if unit == "ns":
@@ -209,7 +209,7 @@ def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     return TIME, _values_buffer(array.view(pa.int64())).view(np.uint64)
 
 
-def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
+def _decimal_words(array: pa.Array, valid: Mask | None) -> tuple[Words, ...]:
     """Return the magnitude (low, high word) without trailing zeros, and the scale with sign bit 8."""
     scale = array.type.scale
     if not pat.is_decimal128(array.type):
@@ -267,7 +267,7 @@ def _divide_by_ten(low: Words, high: Words) -> tuple[Words, Words, Words]:
 # -- bytes and lists ----------------------------------------------------------
 
 
-def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
+def _byte_values(array: pa.Array, valid: Mask | None) -> ByteValues:
     """Return strings or binary values as offsets into their buffer."""
     value_kind, large_type = BYTES, pa.large_binary()
     if _is_text(array.type):
@@ -287,7 +287,7 @@ def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
     return ByteValues(valid, value_kind, data, starts, lengths)
 
 
-def _list_values(array: Any) -> ListValues:
+def _list_values(array: pa.Array) -> ListValues:
     """Return the lengths and the concatenated elements of lists."""
     dtype = array.type
     valid = valid_mask(array)
@@ -308,7 +308,7 @@ def _list_values(array: Any) -> ListValues:
     return ListValues(valid, lengths, array.flatten())
 
 
-def _list_view_values(array: Any, valid: Mask | None) -> ListValues:
+def _list_view_values(array: pa.Array, valid: Mask | None) -> ListValues:
     """Read the lists of a list view from its buffers.
 
     A cast is not possible: pyarrow 26 casts views with nulls to invalid lists.
@@ -333,7 +333,7 @@ def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
     )
 
 
-def _offsets(array: Any, dtype: np.dtype[Any]) -> Int64s:
+def _offsets(array: pa.Array, dtype: np.dtype[Any]) -> Int64s:
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype=np.int64)

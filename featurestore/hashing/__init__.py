@@ -11,7 +11,6 @@ number of elements in 8 bytes and the elements, or its fields. Null is encoded a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -385,17 +385,16 @@ class FormatConformance:
     ) -> None:
         kinds = [dtype for dtype in cases.supported(dataset_format) if pa.types.is_primitive(dtype)]
         table = cases.example_table(kinds)
-        layout = build_layout(dataset_format, table)
-        access_and_records = write_records(dataset_format, tmp_path, table, layout)
+        access_and_records = write_records(dataset_format, tmp_path, table)
         if access_and_records is None:
             return
         access, records = access_and_records
         assert records.shape == (300, access.record_bytes)
         row_numbers = np.array([299, 5, 5, 0, 64])
         decoded = access.decode(records[row_numbers], table.schema.names)
-        expected = cases.apply_losses(table, dataset_format.encodings(layout)).take(
-            pa.array(row_numbers)
-        )
+        expected = cases.apply_losses(
+            table, dataset_format.encodings(build_layout(dataset_format, table))
+        ).take(pa.array(row_numbers))
         for name, (values, present) in decoded.items():
             column = expected[name].combine_chunks()
             assert values.shape == (5,)
@@ -413,8 +412,7 @@ class FormatConformance:
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = cases.example_table(cases.supported(dataset_format))
-        layout = build_layout(dataset_format, table)
-        access_and_records = write_records(dataset_format, tmp_path, table, layout)
+        access_and_records = write_records(dataset_format, tmp_path, table)
         if access_and_records is None or not isinstance(access_and_records[0], RecordChecksums):
             return
         access, records = access_and_records[0], access_and_records[1][:3].copy()
@@ -430,8 +428,7 @@ class FormatConformance:
         table = cases.example_table(
             [dtype for dtype in cases.supported(dataset_format) if pa.types.is_primitive(dtype)]
         )
-        layout = build_layout(dataset_format, table)
-        access_and_records = write_records(dataset_format, tmp_path, table, layout)
+        access_and_records = write_records(dataset_format, tmp_path, table)
         if access_and_records is None:
             return
         access, records = access_and_records[0], access_and_records[1][20:]
@@ -469,8 +466,7 @@ class FormatConformance:
             "inside": ["a\0b", "c", "def"],
         }
         table = pa.table(texts)
-        layout = build_layout(dataset_format, table)
-        access_and_records = write_records(dataset_format, tmp_path, table, layout)
+        access_and_records = write_records(dataset_format, tmp_path, table)
         if access_and_records is None:
             return
         access, records = access_and_records
@@ -493,8 +489,7 @@ class FormatConformance:
             "longer": [b"a", b"bc", b""],
         }
         table = pa.table({name: pa.array(column, pa.binary()) for name, column in cells.items()})
-        layout = build_layout(dataset_format, table)
-        access_and_records = write_records(dataset_format, tmp_path, table, layout)
+        access_and_records = write_records(dataset_format, tmp_path, table)
         if access_and_records is None:
             return
         access, records = access_and_records
@@ -510,9 +505,10 @@ class FormatConformance:
 
 
 def write_records(
-    dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout
+    dataset_format: DatasetFormat, directory: Path, table: pa.Table
 ) -> tuple[RecordAccess, Any] | None:
     """Write a table; return the record access and the records, or None without random access."""
+    layout = build_layout(dataset_format, table)
     access = dataset_format.record_access(layout)
     if access is None:
         return None

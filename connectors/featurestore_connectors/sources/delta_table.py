@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -35,7 +35,6 @@ from featurestore.errors import (
     UnsupportedTable,
     missing_extra,
 )
-from featurestore.model.source import SourceTable
 from featurestore.model.times import parse_moment
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
@@ -46,7 +45,12 @@ from featurestore.storage.location import HDFS, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
 from featurestore_connectors.sources import delta_widening, locations
 from featurestore_connectors.sources.drivers import to_single_line
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns, cast_batches
+from featurestore_connectors.sources.typed_columns import (
+    SingleTable,
+    SourceColumn,
+    cast_batches,
+    invalid_query_error,
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def open_delta(
     return DeltaSnapshot(config, path, version)
 
 
-class DeltaSnapshot(TypedColumns):
+class DeltaSnapshot(SingleTable):
     """An immutable version of a Delta table.
 
     The kernel cannot read HDFS, nor some buckets with temporary tokens. The log is then
@@ -216,13 +220,6 @@ class DeltaSnapshot(TypedColumns):
             raise self._convert_error(error) from error
         self.identity = f"version {version}"
         self.server = f"Delta table {remove_owner(path)}"
-
-    def tables(self) -> Sequence[SourceTable]:
-        return [SourceTable(".")]
-
-    def query_of(self, table: SourceTable) -> SourceQuery:
-        del table  # it is the only one
-        return SourceQuery()
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         schema = self.schema(query)
@@ -279,9 +276,8 @@ class DeltaSnapshot(TypedColumns):
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None or query.sql is not None or query.path is not None:
-            raise InvalidArgument(
-                f"Invalid query of a Delta source: {query}.",
-                hint="the source is a single table; at=3 reads version 3",
+            raise invalid_query_error(
+                "a Delta source", query, hint="the source is a single table; at=3 reads version 3"
             )
         columns = []
         for field in self._empty.schema:

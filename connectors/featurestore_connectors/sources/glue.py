@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from featurestore.errors import InvalidArgument, SourceError, listing, missing_extra
+from featurestore.errors import InvalidArgument, SourceError, missing_extra
 from featurestore.model.source import SourceTable
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
 from featurestore.plugins.credentials import needs_environment_error
@@ -75,12 +75,7 @@ class GlueSource:
     """
 
     def __init__(self, config: SourceConfig) -> None:
-        unknown = [name for name in config.options if name not in _OPTIONS]
-        if unknown:
-            raise InvalidArgument(
-                f"Unknown options {listing(unknown)} of a Glue source. Available: "
-                f"{listing(_OPTIONS)}."
-            )
+        locations.check_option_names(config, _OPTIONS, source="a Glue source")
         self._config = config
         self._folder = locations.chosen_folder(config)
         region = re.fullmatch(r"glue://([a-z0-9-]+)/?", config.uri)

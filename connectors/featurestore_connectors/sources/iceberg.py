@@ -169,12 +169,7 @@ class IcebergSource:
     """
 
     def __init__(self, config: SourceConfig) -> None:
-        unknown = [name for name in config.options if name not in _OPTIONS]
-        if unknown:
-            raise InvalidArgument(
-                f"Unknown options {listing(unknown)} of an Iceberg source. Available: "
-                f"{listing(_OPTIONS)}."
-            )
+        locations.check_option_names(config, _OPTIONS, source="an Iceberg source")
         self._config = config
         self._folder = locations.chosen_folder(config)
         self._uri = config.uri.removeprefix("iceberg+").removeprefix("iceberg:")

@@ -21,12 +21,11 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.paths import is_relative_path
-from featurestore.model.source import SourceTable
 from featurestore.model.times import to_micros
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import locations, typed_columns
 from featurestore_connectors.sources.drivers import to_single_line
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.typed_columns import SingleTable, SourceColumn
 
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 256 << 20
@@ -53,7 +52,7 @@ class LanceSource:
         return LanceSnapshot(self._config, self._path, at)
 
 
-class LanceSnapshot(TypedColumns):
+class LanceSnapshot(SingleTable):
     """An immutable version of a dataset."""
 
     def __init__(
@@ -76,13 +75,6 @@ class LanceSnapshot(TypedColumns):
         self._check_files()
         self.identity = f"version {self._dataset.version}"
         self.server = f"Lance dataset {path}, read by pylance {lance.__version__}"
-
-    def tables(self) -> Sequence[SourceTable]:
-        return [SourceTable(".")]
-
-    def query_of(self, table: SourceTable) -> SourceQuery:
-        del table  # it is the only one
-        return SourceQuery()
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         columns = typed_columns.select_columns(self._columns(query), query)

@@ -155,6 +155,15 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
     return path
 
 
+def check_option_names(config: SourceConfig, allowed: Sequence[str], *, source: str) -> None:
+    """Raise InvalidArgument for unknown options of a source such as "a Glue source"."""
+    unknown = [name for name in config.options if name not in allowed]
+    if unknown:
+        raise InvalidArgument(
+            f"Unknown options {listing(unknown)} of {source}. Available: {listing(allowed)}."
+        )
+
+
 def chosen_folder(config: SourceConfig) -> str | None:
     """Return the local folder whose files a catalog or a log may name; None without the option.
 

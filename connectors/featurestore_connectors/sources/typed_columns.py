@@ -131,6 +131,19 @@ class TypedColumns(ABC):
         return schema_of(select_columns(self._columns(query), query))
 
 
+class SingleTable(TypedColumns):
+    """A snapshot of a source that is one table."""
+
+    def tables(self) -> Sequence[SourceTable]:
+        """Return the table."""
+        return [SourceTable(".")]
+
+    def query_of(self, table: SourceTable) -> SourceQuery:
+        """Return a query for all columns of the table."""
+        del table  # it is the only one
+        return SourceQuery()
+
+
 def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
     """Return the schema of columns in feature types."""
     return pa.schema([pa.field(column.name, column.dtype) for column in columns])

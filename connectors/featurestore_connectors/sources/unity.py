@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from featurestore.errors import InvalidArgument, SourceError, listing
+from featurestore.errors import InvalidArgument, SourceError
 from featurestore.model.source import SourceTable
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
 from featurestore.plugins.source import NamedVersionsSource, Source, SourceConfig, SourceSnapshot
@@ -68,12 +68,7 @@ class UnitySource:
     """
 
     def __init__(self, config: SourceConfig) -> None:
-        unknown = [name for name in config.options if name not in _OPTIONS]
-        if unknown:
-            raise InvalidArgument(
-                f"Unknown options {listing(unknown)} of a Unity Catalog source. Available: "
-                f"{listing(_OPTIONS)}."
-            )
+        locations.check_option_names(config, _OPTIONS, source="a Unity Catalog source")
         self._config = config
         locations.chosen_folder(config)
         url = urlsplit(config.uri)

@@ -268,22 +268,26 @@ def _relaxed_plans(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, Feature
 
     Ties are not resolved, since it only matters whether any row matches.
     """
-    if join.event_time is None:
+    event_time = join.event_time
+    if event_time is None:
         return
-    join = replace(
-        join,
-        source=join.source.assume_unique(),
-        outputs=(Output(join.event_time, _EVENT),),
-    )
+
+    def without_ttl(created_time: str | None) -> Join:
+        return Join(
+            source=join.source.assume_unique(),
+            on=join.on,
+            outputs=(Output(event_time, _EVENT),),
+            event_time=event_time,
+            created_time=created_time,
+            ttl=None,
+        )
+
     if join.ttl is not None:
-        join = replace(join, ttl=None)
-        yield "older_than_ttl", _plan_of_joins(plan, [join])
+        yield "older_than_ttl", _plan_of_joins(plan, [without_ttl(join.created_time)])
     if join.created_time is not None and plan.created_time_filter:
-        join = replace(join, created_time=None)
-        yield "not_known_yet", _plan_of_joins(plan, [join])
+        yield "not_known_yet", _plan_of_joins(plan, [without_ttl(None)])
     # A fixed time after all rows removes the condition on event times for every label.
-    join = replace(join, created_time=None)
-    timeless = replace(_plan_of_joins(plan, [join]), left_time=None, fixed_time=_LAST)
+    timeless = replace(_plan_of_joins(plan, [without_ttl(None)]), left_time=None, fixed_time=_LAST)
     yield "before_first_row", timeless
 
 

@@ -95,9 +95,7 @@ def create(
     check_name(training.name, noun="training dataset")
     rows = export_data(session, data)
     refuse_untyped_columns(rows.schema)
-    request = check_request(
-        training, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
-    )
+    request = check_request(training, schema=rows.schema, plan=rows.plan)
     with (
         in_flight(session, operation="export", name=training.name, version=training.version) as run,
         open_progress(progress) as reports,
@@ -147,8 +145,8 @@ def export(
     staged_rows = os.path.join(run.rows, "rows")
     rows = hash_rows(engine, data.relation(), request, plan=data.plan, directory=staged_rows)
     dropped_rows = None
-    if data.dropped_rows is not None:
-        dropped_rows = data.dropped_rows(engine.count(rows.source))
+    if data.frame is not None and data.frame.drops:
+        dropped_rows = data.frame.dropped(engine.count(rows.source))
     if dropped_rows:
         progress.begin_phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
     rows, unlabeled = handle_missing_labels(rows)
@@ -171,11 +169,11 @@ def export(
         )
     splits = build_splits(request, plan, summaries)
     # Nulls were counted by the shard writers, so the warning needs no pass of its own.
-    if data.warn_of_nulls is not None:
+    if data.frame is not None:
         nulls: Counter[str] = sum((Counter(split.nulls) for split in splits), Counter())
-        data.warn_of_nulls(sum(plan.rows), nulls)
+        data.frame.warn_of_nulls(sum(plan.rows), nulls)
     missing_labels = _count_missing_labels(rows, splits, unlabeled)
-    check_labels(request, splits, missing_labels, is_frame=data.is_frame)
+    check_labels(request, splits, missing_labels, is_frame=data.frame is not None)
     irreproducible = None
     if audited is not None and audited.quarantined is not None:
         _write_quarantined(engine, audited.quarantined, directory=directory)

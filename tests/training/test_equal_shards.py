@@ -97,7 +97,7 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
     writer = ShardWriter("", keeps, {}, tuple(tasks), tuple(rows.schema.names), ())  # type: ignore[arg-type]
     for number in range(shards):
         shard_rows = table.filter(pa.compute.equal(table[SHARD], number)).sort_by(HASH)
-        _, summary = writer(number, iter(shard_rows.to_batches(max_chunksize=batch_rows)))
+        _, (summary, _) = writer(number, iter(shard_rows.to_batches(max_chunksize=batch_rows)))
         assert summary.shard.rows == sizes[number]
     return [keeps.tables[str(number)] for number in range(shards)]
 

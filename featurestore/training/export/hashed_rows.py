@@ -8,7 +8,7 @@ engines, are functions of Arrow batches with the same results.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -239,7 +239,10 @@ def handle_missing_labels(rows: HashedRows) -> tuple[HashedRows, int]:
     unhashed = rows.unhashed
     if unhashed is not None:
         unhashed = engine.filter(unhashed, f"NOT ({missing})")
-    return replace(rows, source=labeled, unhashed=unhashed), dropped
+    labeled_rows = HashedRows(
+        engine, rows.request, labeled, rows.function, rows.by_engine, unhashed
+    )
+    return labeled_rows, dropped
 
 
 def missing_labels_predicate(engine: Engine, labels: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ The data are lazy rows with their provenance. External groups are read from snap
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -94,25 +94,21 @@ class ExportRequest:
 
 
 def check_request(
-    training: TrainingRequest,
-    *,
-    schema: pa.Schema,
-    known_roles: RoleRequest | None = None,
-    default_key: Sequence[str] = (),
+    training: TrainingRequest, *, schema: pa.Schema, plan: FeaturePlan | None = None
 ) -> ExportRequest:
     """Check the arguments of a training dataset; raise an error for the first invalid one.
 
     Args:
         training: The arguments of ``create_training_dataset``.
         schema: The schema of the data.
-        known_roles: The column roles that the data determines.
-        default_key: The columns that identify a row if the caller does not specify a key.
+        plan: The plan of the data, which determines its default key and roles of columns.
     """
+    time = None if plan is None else plan.time or _event_time_column(plan)
     check_name(training.name, noun="training dataset")
     check_feature_names(schema.names)
     labels = to_column_names(training.label)
     check_columns(labels, schema=schema, argument="label")
-    keys = to_column_names(training.key) or tuple(default_key)
+    keys = to_column_names(training.key) or _identifying_columns(plan, time)
     check_columns(keys, schema=schema, argument="key")
     if not schema.names:
         raise InvalidArgument("The data has no columns.")
@@ -124,7 +120,7 @@ def check_request(
         training.splits, split_by=training.split_by, stratify=training.stratify, schema=schema
     )
     _check_numbers(training)
-    roles = assign_roles(schema, _resolve_roles(training, schema, known_roles or RoleRequest()))
+    roles = assign_roles(schema, _resolve_roles(training, schema, plan, time))
     transformations = check_transformations(
         training.transformations or {},
         schema,
@@ -225,10 +221,20 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _identifying_columns(plan: FeaturePlan | None, time: str | None) -> tuple[str, ...]:
+    """Return the columns that identify a row if the caller does not specify a key."""
+    if plan is None:
+        return ()
+    # Rows of one entity differ in time, so the time is part of the key.
+    if time is not None and time not in plan.keys:
+        return (*plan.keys, time)
+    return plan.keys
+
+
 def _resolve_roles(
-    training: TrainingRequest, schema: pa.Schema, known_roles: RoleRequest
+    training: TrainingRequest, schema: pa.Schema, plan: FeaturePlan | None, time: str | None
 ) -> RoleRequest:
-    """Combine the column roles of the data and the caller, and check that all columns exist."""
+    """Combine the column roles of the plan and the caller, and check that all columns exist."""
     weights = to_column_names(training.weight)
     if len(weights) > 1:
         raise InvalidArgument(
@@ -246,8 +252,13 @@ def _resolve_roles(
     split_time = None
     if isinstance(training.splits, TimeSplit):
         split_time = training.splits.column
-    return replace(
-        known_roles,
+    requested_features = None
+    if plan is not None and plan.requested_columns is not None:
+        requested_features = tuple(name for name in plan.requested_columns if name in plan.columns)
+    return RoleRequest(
+        requested_features=requested_features,
+        keys=() if plan is None else (*plan.keys, *plan.join_columns),
+        time=time,
         labels=to_column_names(training.label),
         weight=next(iter(weights), None),
         declared_keys=to_column_names(training.key),
@@ -259,22 +270,17 @@ def _resolve_roles(
 
 @dataclass(frozen=True)
 class ExportData:
-    """Lazy rows with their plan, and the keys and column roles that the plan determines.
-
-    ``dropped_rows`` computes from the row count how many label rows inner joins dropped; it is None
-    without such a join. ``warn_of_nulls`` receives the row count and the null count of each column.
-    ``is_frame`` is False for a dataframe of another library.
-    """
+    """Lazy rows with their provenance; ``frame`` is None for dataframes of other libraries."""
 
     relation: Callable[[], Relation]
     schema: pa.Schema
     provenance: RowProvenance
-    plan: FeaturePlan | None = None
-    key: tuple[str, ...] = ()
-    roles: RoleRequest = field(default_factory=RoleRequest)
-    dropped_rows: Callable[[int], int | None] | None = None
-    warn_of_nulls: Callable[[int, Mapping[str, int]], None] | None = None
-    is_frame: bool = True
+    frame: FeatureFrame | None = None
+
+    @property
+    def plan(self) -> FeaturePlan | None:
+        """The plan of the rows, if they have one."""
+        return None if self.frame is None else self.frame.plan
 
     @property
     def sources(self) -> list[Source]:
@@ -318,8 +324,8 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
         reason = "the data was read from a source without a stored snapshot"
         reads = data.reads
     provenance = RowProvenance(irreproducible=reason, reads=reads)
-    is_frame = isinstance(data, FeatureFrame)
-    return ExportData(lambda: relation, relation.schema, provenance, is_frame=is_frame)
+    frame = data if isinstance(data, FeatureFrame) else None
+    return ExportData(lambda: relation, relation.schema, provenance, frame)
 
 
 def refuse_untyped_columns(schema: pa.Schema) -> None:
@@ -362,12 +368,6 @@ def pin_external_groups(session: Session, data: object) -> tuple[object, list[So
 def _planned_data(
     frame: FeatureFrame, plan: FeaturePlan, reads: Sequence[SourceRead]
 ) -> ExportData:
-    """Convert a frame with a plan to ``ExportData``, with the key and roles of the plan."""
-    time = plan.time or _event_time_column(plan)
-    key = plan.keys
-    # Rows of one entity differ in time, so the time is part of the key.
-    if time is not None and time not in key:
-        key = (*key, time)
     view = None
     if frame.view is not None:
         view = {"name": frame.view[0], "version": frame.view[1]}
@@ -380,26 +380,7 @@ def _planned_data(
         # Pass an empty list too, since it may grow while the rows are read.
         reads=reads if frame.reads is None else SourceReads(frame.reads, reads),
     )
-    return ExportData(
-        relation=lambda: frame.relation,
-        schema=frame.schema,
-        provenance=provenance,
-        plan=plan,
-        key=key,
-        roles=_plan_roles(plan, time),
-        dropped_rows=frame.dropped if frame.drops else None,
-        warn_of_nulls=frame.warn_of_nulls,
-    )
-
-
-def _plan_roles(plan: FeaturePlan, time: str | None) -> RoleRequest:
-    """Return the column roles that a retrieval plan determines."""
-    selected_names = plan.requested_columns
-    if selected_names is not None:
-        selected_names = tuple(name for name in selected_names if name in plan.columns)
-    return RoleRequest(
-        requested_features=selected_names, keys=(*plan.keys, *plan.join_columns), time=time
-    )
+    return ExportData(lambda: frame.relation, frame.schema, provenance, frame)
 
 
 def _distinct_sources(plan: FeaturePlan) -> list[Source]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,7 @@ _CHANGED = "the source changed while it was read; run the export again"
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """A written shard with its null counts, label counts and a fingerprint of the row hashes.
-
-    ``state`` contains the row statistics if the writer runs in another process.
-    """
+    """A written shard with its null counts, label counts and a fingerprint of the row hashes."""
 
     shard: WrittenShard
     nulls: Mapping[str, int]
@@ -57,7 +54,10 @@ class ShardSummary:
     hash_sum: int
     first_hash: int | None
     last_hash: int | None
-    state: StatisticsState | None = None
+
+
+# A shard, and its row statistics if the writer runs in another process.
+ShardResult = tuple[ShardSummary, StatisticsState | None]
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,20 @@ def write_shards(
         collect=statistics.add if statistics is not None and holds_rows else None,
     )
     if records is not None:
-        summaries_by_number = _write_records(rows, records, plan, shards, directory=directory)
+        results = _write_records(rows, records, plan, shards, directory=directory)
     else:
-        summaries_by_number = _write_by_function(rows, plan, writer)
+        results = _write_by_function(rows, plan, writer)
     summaries = []
     for number in range(len(shards)):
-        # Empty shards receive no batches from the engine, but every planned file must exist.
-        if number not in summaries_by_number:
-            _, summaries_by_number[number] = writer(number, iter(()))
-        summary = summaries_by_number[number]
-        if statistics is not None and summary.state is not None:
-            statistics.add(number, summary.state)
-        summaries.append(replace(summary, state=None))
+        # A result is removed, so that its statistics do not stay in memory.
+        result = results.pop(number, None)
+        if result is None:
+            # Empty shards receive no batches from the engine, but every planned file must exist.
+            _, result = writer(number, iter(()))
+        summary, state = result
+        if statistics is not None and state is not None:
+            statistics.add(number, state)
+        summaries.append(summary)
     # Checked before the manifest is written: a source that changed between the passes must not be
     # published.
     _check_rows(shards, summaries)
@@ -150,8 +152,8 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
 
 def _write_by_function(
     rows: HashedRows, plan: ShardPlan, writer: ShardWriter
-) -> dict[int, ShardSummary]:
-    """Write nonempty shards by a function that runs inside the engine; return their summaries."""
+) -> dict[int, ShardResult]:
+    """Write nonempty shards by a function that runs inside the engine; return its results."""
     assigned = None
     if rows.by_engine:
         assigned = assign_shards_in_engine(rows, plan.assignment)
@@ -225,7 +227,7 @@ class ShardWriter:
     """A picklable writer of shards in a format, which can run on executors.
 
     ``counting`` computes row statistics. ``collect`` receives them if the writer runs in the
-    calling process; otherwise they are part of the summary.
+    calling process; otherwise they are part of the result.
     """
 
     directory: str
@@ -237,8 +239,8 @@ class ShardWriter:
     counting: ShardCounting | None = None
     collect: Callable[[int, StatisticsState], None] | None = None
 
-    def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, ShardSummary]:
-        """Write a shard from batches sorted by hash; return its number and summary."""
+    def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, ShardResult]:
+        """Write a shard from batches sorted by hash; return its number and result."""
         shard = self.shards[number]
         counts = ShardCounts(self.columns, self.labels)
         ordered = sort_equal_hashes(batches, columns=self.columns)
@@ -249,13 +251,11 @@ class ShardWriter:
         written_shard = self.format.write_shard(
             self.directory, shard.path, rows, layout=self.layout
         )
-        summary = counts.summary(written_shard)
-        for state in states:
-            if self.collect is not None:
-                self.collect(number, state)
-            else:
-                summary = replace(summary, state=state)
-        return number, summary
+        state = states[0] if states else None
+        if self.collect is not None and state is not None:
+            self.collect(number, state)
+            state = None
+        return number, (counts.summary(written_shard), state)
 
 
 class ShardCounts:
@@ -432,7 +432,7 @@ def _write_records(
     shards: Sequence[PlannedShard],
     *,
     directory: str,
-) -> dict[int, ShardSummary]:
+) -> dict[int, ShardResult]:
     """Let the engine write the nonempty shards, and return their summaries."""
     engine, request = rows.engine, rows.request
     records = _record_plan(request, plan)
@@ -448,7 +448,7 @@ def _write_records(
         labels=request.labels,
         max_labels=MAX_LABEL_VALUES + 1,  # one of them may be null
     )
-    return {shard.number: _summary(shard) for shard in engine.write_records(assigned, task)}
+    return {shard.number: (_summary(shard), None) for shard in engine.write_records(assigned, task)}
 
 
 def _record_plan(request: ExportRequest, plan: ShardPlan) -> RecordPlan | None:

@@ -14,17 +14,10 @@ import pyarrow as pa
 
 from featurestore.arrow.values import ConversionError, from_json, to_array
 from featurestore.delta.snapshot import read_snapshot
+from featurestore.erasure import tables
 from featurestore.erasure.areas import Scan
 from featurestore.erasure.keys import KnownValue
-from featurestore.erasure.tables import (
-    GROUPS,
-    KEYS_PER_DELETION,
-    Table,
-    check_no_writers,
-    group_spec,
-    group_tables,
-    read_columns,
-)
+from featurestore.erasure.tables import Table
 from featurestore.errors import FeatureStoreError
 from featurestore.jobs.key_versions import FOLDER, has_versions, hash_keys, versions_of_keys
 from featurestore.model.erasure import ErasureFinding
@@ -62,10 +55,10 @@ class KeyVersions:
                 scan.session, operation=RECLAIM, name=table.group, version=table.version
             ) as run:
                 # The vacuum would remove files that a running job writes or reads.
-                check_no_writers(scan.session, table, except_for=(run.intent,))
+                tables.check_no_writers(scan.session, table, except_for=(run.intent,))
                 conditions = [f"key = unhex('{key.hex()}')" for key in sorted(keys)]
-                for start in range(0, len(conditions), KEYS_PER_DELETION):
-                    condition = " OR ".join(conditions[start : start + KEYS_PER_DELETION])
+                for start in range(0, len(conditions), tables.KEYS_PER_DELETION):
+                    condition = " OR ".join(conditions[start : start + tables.KEYS_PER_DELETION])
                     engine.delete(path, condition, commit_metadata={"operation": "erase"})
                 engine.vacuum(path, keep_versions=(), retain=utc_now())
                 run.registered = True
@@ -81,8 +74,8 @@ def _tables(scan: Scan) -> Iterator[tuple[Table, Set[bytes]]]:
 
 def _groups(scan: Scan) -> Iterator[tuple[Table, FeatureGroupSpec]]:
     """Yield the groups whose primary key contains all keys of an entity."""
-    for table in group_tables(scan.session):
-        spec = group_spec(table) if table.area == GROUPS else None
+    for table in tables.group_tables(scan.session):
+        spec = tables.group_spec(table) if table.area == tables.GROUPS else None
         if spec is not None and scan.entities.is_searchable(
             scan.entities.key_columns(spec.primary_key, owner=spec.name)
         ):
@@ -137,7 +130,7 @@ def _parse(value: object, dtype: pa.DataType) -> object:
 def _matching_hashes(table: Table, hashes: Set[bytes]) -> Iterator[list[bytes]]:
     path = os.path.join(table.path, FOLDER)
     for file in read_snapshot(path).files:
-        for batch in read_columns(file.path, path, ["key", "time"]):
+        for batch in tables.read_columns(file.path, path, ["key", "time"]):
             matching_rows = batch.filter(versions_of_keys(batch, hashes))
             if matching_rows.num_rows:
                 yield matching_rows.column("key").to_pylist()

@@ -20,17 +20,8 @@ import pyarrow as pa
 from featurestore.erasure.areas import Scan
 from featurestore.erasure.keys import Entities
 from featurestore.erasure.tables import STATISTICS_SUFFIX, group_tables
+from featurestore.model import paths
 from featurestore.model.erasure import Action, ErasureFinding
-from featurestore.model.paths import (
-    ERASURES,
-    EXPERIMENTS,
-    FEATUREGROUPS,
-    LOGS,
-    MODELS,
-    OWNERS,
-    STAGING,
-    TRAININGDATASETS,
-)
 from featurestore.recovery import liveness
 from featurestore.recovery.pins import finished_datasets
 from featurestore.registry import intents
@@ -40,15 +31,15 @@ from featurestore.storage import files, revisions
 from featurestore.storage.manifests import ANNOTATIONS_FILE, annotations_path
 
 _AREAS: dict[str, tuple[str, Action]] = {
-    STAGING: ("staged files", "remove"),
-    LOGS: ("job logs", "rewrite"),
-    EXPERIMENTS: ("run artifacts", "list"),
-    MODELS: ("model files", "list"),
-    TRAININGDATASETS: ("descriptions", "rewrite"),
+    paths.STAGING: ("staged files", "remove"),
+    paths.LOGS: ("job logs", "rewrite"),
+    paths.EXPERIMENTS: ("run artifacts", "list"),
+    paths.MODELS: ("model files", "list"),
+    paths.TRAININGDATASETS: ("descriptions", "rewrite"),
 }
 _OTHER_FILES: tuple[str, Action] = ("other files", "list")
 # Databases, lock files and certificates, which other areas search.
-_SEARCHED_ELSEWHERE = (OWNERS, ERASURES, "online")
+_SEARCHED_ELSEWHERE = (paths.OWNERS, paths.ERASURES, "online")
 # A value may be in two consecutive chunks of a file.
 _OVERLAP = 4096
 _CHUNK = 1 << 20
@@ -101,11 +92,11 @@ def _files(session: Session) -> Iterator[str]:
         path = os.path.join(session.location, name)
         if name in _SEARCHED_ELSEWHERE or name.startswith(REGISTRY_FILE):
             continue
-        if name == FEATUREGROUPS:
+        if name == paths.FEATUREGROUPS:
             tables = {table.path for table in group_tables(session)}
             statistics = {f"{table}{STATISTICS_SUFFIX}" for table in tables}
             yield from _files_outside(tables | statistics, path)
-        elif name == TRAININGDATASETS:
+        elif name == paths.TRAININGDATASETS:
             datasets = {session.training_dataset_path(*key) for key in finished_datasets(session)}
             yield from _files_outside(datasets, path)
             # Shards and statistics of datasets are searched with their manifest.
@@ -140,7 +131,7 @@ def _files_at(path: str) -> Iterator[str]:
 def _area_of(path: str, location: str) -> tuple[str, Action]:
     folder = path.removeprefix(location).lstrip("/").split("/")[0]
     is_annotations = revisions.is_version_of(path, ANNOTATIONS_FILE)
-    if folder == TRAININGDATASETS and not is_annotations:
+    if folder == paths.TRAININGDATASETS and not is_annotations:
         return _OTHER_FILES
     return _AREAS.get(folder, _OTHER_FILES)
 

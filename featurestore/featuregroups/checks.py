@@ -17,16 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.bounds import (
-    DEFAULT_CELL_BYTES,
-    find_out_of_range,
-    find_oversized,
-    max_cell_bytes,
-    out_of_range_error,
-    oversized_error,
-    time_columns,
-    variable_size_columns,
-)
+from featurestore.arrow import bounds
 from featurestore.arrow.hints import can_be_epoch, misread_hint, time_hint
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import read_snapshot
@@ -113,7 +104,7 @@ class ValueRules:
     times: tuple[str, ...]
     key: tuple[str, ...]
     cells: tuple[str, ...] = ()
-    max_bytes: int = DEFAULT_CELL_BYTES
+    max_bytes: int = bounds.DEFAULT_CELL_BYTES
 
     @classmethod
     def for_group(cls, spec: FeatureGroupSpec, *, has_checked_values: bool) -> ValueRules:
@@ -125,9 +116,9 @@ class ValueRules:
         # are always checked.
         if has_checked_values:
             return cls(tuple(folders), (), spec.primary_key)
-        max_bytes = max_cell_bytes()
-        cells = variable_size_columns(spec.schema, max_bytes=max_bytes)
-        times = time_columns(spec.schema)
+        max_bytes = bounds.max_cell_bytes()
+        cells = bounds.variable_size_columns(spec.schema, max_bytes=max_bytes)
+        times = bounds.time_columns(spec.schema)
         return cls(tuple(folders), times, spec.primary_key, cells, max_bytes)
 
     def columns(self) -> list[str]:
@@ -140,10 +131,10 @@ class ValueRules:
         """Return the error for the first unsupported value, or None if all values are supported."""
         for name in self.cells:
             array = _get_column(batch, name)
-            row = find_oversized(array, max_bytes=self.max_bytes)
+            row = bounds.find_oversized(array, max_bytes=self.max_bytes)
             if row is not None:
                 row_name = self._row_title(batch, row)
-                return oversized_error(
+                return bounds.oversized_error(
                     array, row, column=name, row_name=row_name, max_bytes=self.max_bytes
                 )
         for name in self.folders:
@@ -152,9 +143,9 @@ class ValueRules:
                 return error
         for name in self.times:
             array = _get_column(batch, name)
-            row = find_out_of_range(array)
+            row = bounds.find_out_of_range(array)
             if row is not None:
-                return out_of_range_error(
+                return bounds.out_of_range_error(
                     array, row, column=name, shown=self._row_title(batch, row)
                 )
         return None

@@ -19,14 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow.column_names import quoted
-from featurestore.featuregroups.record_queries import (
-    OFFSET,
-    PARTITION,
-    equality_condition,
-    live_records_query,
-    read_stored_keys,
-    run_query,
-)
+from featurestore.featuregroups import record_queries as queries
+from featurestore.featuregroups.record_queries import OFFSET, PARTITION
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.ingest import open_relation
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -53,12 +47,12 @@ def has_decreasing_times(session: Session, rows: object, group: OpenGroup) -> bo
     """
     spec, engine = group.spec, session.engine
     with open_relation(rows, engine=engine, like=spec.schema) as relation:
-        stored_keys = read_stored_keys(engine, relation, group, with_later=True)
+        stored_keys = queries.read_stored_keys(engine, relation, group, with_later=True)
     tables = {} if stored_keys is None else {"stored": stored_keys}
     with open_relation(rows, engine=engine, like=spec.schema) as relation:
         tables["batch"] = relation
         query = f"{_decreasing_keys(spec, tables)} SELECT 1 AS n FROM decreasing LIMIT 1"
-        return engine.count(run_query(engine, query, tables)) > 0
+        return engine.count(queries.run_query(engine, query, tables)) > 0
 
 
 def find_replaced_rows(
@@ -72,26 +66,26 @@ def find_replaced_rows(
     key, time = spec.primary_key, str(spec.event_time)
     decreasing = _decreasing_keys(spec, tables)
     names = ", ".join(map(quoted, (*key, time, PARTITION, OFFSET)))
-    same = equality_condition("live", "decreasing", key)
+    same = queries.equality_condition("live", "decreasing", key)
     query = (
         f"{decreasing} SELECT {names} FROM live "
         f"WHERE EXISTS (SELECT 1 FROM decreasing WHERE {same})"
     )
-    records = engine.stream(run_query(engine, query, tables)).read_all()
+    records = engine.stream(queries.run_query(engine, query, tables)).read_all()
     records = records.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
     stored_keys = None
     if "stored" in tables:
         names = ", ".join(map(quoted, spec.upsert_key))
-        same = equality_condition("stored", "decreasing", key)
+        same = queries.equality_condition("stored", "decreasing", key)
         query = (
             f"{decreasing} SELECT {names} FROM stored "
             f"WHERE EXISTS (SELECT 1 FROM decreasing WHERE {same})"
         )
         if "deleted" in tables:
             # The live records follow the delete, which removes the stored rows.
-            same = equality_condition("stored", "deleted", key)
+            same = queries.equality_condition("stored", "deleted", key)
             query += f" AND NOT EXISTS (SELECT 1 FROM deleted WHERE {same})"
-        stored_keys = engine.stream(run_query(engine, query, tables)).read_all()
+        stored_keys = engine.stream(queries.run_query(engine, query, tables)).read_all()
     record_indices, stored_indices = _replay_changes(spec, records, stored_keys)
     positions = records.select([PARTITION, OFFSET]).take(pa.array(record_indices, pa.int64()))
     if stored_keys is None or not stored_indices:
@@ -114,12 +108,12 @@ def _decreasing_keys(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> 
     )
     decreasing = f"SELECT {names} FROM ({latest}) AS times WHERE latest_time > this_time"
     if "stored" in tables:
-        same = equality_condition("live", "stored", spec.primary_key)
+        same = queries.equality_condition("live", "stored", spec.primary_key)
         decreasing += (
             f" UNION SELECT {names} FROM live WHERE EXISTS "
             f"(SELECT 1 FROM stored WHERE {same} AND stored.{time} > live.{time})"
         )
-    live = live_records_query(spec, tables)
+    live = queries.live_records_query(spec, tables)
     return f"WITH live AS ({live}), decreasing AS (SELECT DISTINCT * FROM ({decreasing}) AS keys)"
 
 

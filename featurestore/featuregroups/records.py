@@ -15,16 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.column_names import quoted
+from featurestore.featuregroups import record_queries as queries
 from featurestore.featuregroups.log_order import find_replaced_rows
-from featurestore.featuregroups.record_queries import (
-    OFFSET,
-    PARTITION,
-    deleted_condition,
-    equality_condition,
-    live_records_query,
-    read_stored_keys,
-    run_query,
-)
+from featurestore.featuregroups.record_queries import OFFSET, PARTITION
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.ingest import open_relation
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -102,14 +95,14 @@ def has_repeated_keys(session: Session, rows: object, group: OpenGroup) -> bool:
         if engine.duplicates(engine.select(relation, keys), spec.upsert_key, limit=1)[0]:
             return True
     with open_relation(rows, engine=engine, like=spec.schema) as relation:
-        stored_keys = read_stored_keys(engine, relation, group)
+        stored_keys = queries.read_stored_keys(engine, relation, group)
     if stored_keys is None:
         return False
     with open_relation(rows, engine=engine, like=spec.schema) as relation:
-        same = equality_condition("batch", "stored", spec.upsert_key)
+        same = queries.equality_condition("batch", "stored", spec.upsert_key)
         query = f"SELECT 1 AS n FROM stored WHERE EXISTS (SELECT 1 FROM batch WHERE {same}) LIMIT 1"
         tables = {"batch": engine.select(relation, keys), "stored": stored_keys}
-        return engine.count(run_query(engine, query, tables)) > 0
+        return engine.count(queries.run_query(engine, query, tables)) > 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +154,7 @@ def resolve_records(
         _add_written_positions(engine, records, order)
         return ResolvedRecords(engine.select(records, names))
     key = spec.upsert_key
-    stored_keys = read_stored_keys(engine, records, group, with_later=order.is_log_time)
+    stored_keys = queries.read_stored_keys(engine, records, group, with_later=order.is_log_time)
     tables = {"batch": engine.select(records, {name: name for name in (*key, PARTITION, OFFSET)})}
     deleted = order.deleted
     if deleted is not None:
@@ -170,7 +163,7 @@ def resolve_records(
         tables["stored"] = stored_keys
     deleted_positions = _Positions()
     if deleted is not None:
-        query = f"SELECT {PARTITION}, {OFFSET} FROM batch WHERE {deleted_condition(spec)}"
+        query = f"SELECT {PARTITION}, {OFFSET} FROM batch WHERE {queries.deleted_condition(spec)}"
         deleted_positions = _query_positions(engine, query, tables)
     repeated_positions = _query_positions(
         engine, _repeated_positions_query(spec, order, tables), tables
@@ -199,7 +192,8 @@ def resolve_records(
     if deleted is not None or "replaced" in tables:
         query = _deleted_keys_query(spec, tables)
         deleted_keys = engine.stage(
-            run_query(engine, query, {**tables, "batch": rows}), os.path.join(directory, "outgoing")
+            queries.run_query(engine, query, {**tables, "batch": rows}),
+            os.path.join(directory, "outgoing"),
         )
         deleted_keys = deleted_keys if engine.count(deleted_keys) else None
     # An append adds only files. An upsert also rewrites files, so it is used only if stored rows
@@ -277,12 +271,12 @@ def _repeated_positions_query(
     )
     query = f"SELECT {PARTITION}, {OFFSET} FROM ({repeated}) AS numbered WHERE n > 1"
     if "stored" in tables and order.on_duplicates != "last":
-        same = equality_condition("live", "stored", spec.upsert_key)
+        same = queries.equality_condition("live", "stored", spec.upsert_key)
         query += (
             f" UNION SELECT {PARTITION}, {OFFSET} FROM live "
             f"WHERE EXISTS (SELECT 1 FROM stored WHERE {same})"
         )
-    return f"WITH live AS ({live_records_query(spec, tables)}) {query}"
+    return f"WITH live AS ({queries.live_records_query(spec, tables)}) {query}"
 
 
 def _deleted_keys_query(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> str:
@@ -291,9 +285,9 @@ def _deleted_keys_query(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) 
     conditions = []
     for table, key in (("deleted", spec.primary_key), ("replaced", spec.upsert_key)):
         if table in tables:
-            same = equality_condition("stored", table, key)
+            same = queries.equality_condition("stored", table, key)
             conditions.append(f"EXISTS (SELECT 1 FROM {table} WHERE {same})")
-    same = equality_condition("stored", "batch", spec.upsert_key)
+    same = queries.equality_condition("stored", "batch", spec.upsert_key)
     return (
         f"SELECT DISTINCT {keys} FROM stored WHERE ({' OR '.join(conditions)}) "
         f"AND NOT EXISTS (SELECT 1 FROM batch WHERE {same})"
@@ -306,9 +300,11 @@ def _has_matches(
     """Return True if a key of the rows is among the stored keys."""
     if stored_keys is None:
         return False
-    same = equality_condition("batch", "stored", key)
+    same = queries.equality_condition("batch", "stored", key)
     query = f"SELECT 1 AS n FROM batch WHERE EXISTS (SELECT 1 FROM stored WHERE {same}) LIMIT 1"
-    return engine.count(run_query(engine, query, {"batch": rows, "stored": stored_keys})) > 0
+    return (
+        engine.count(queries.run_query(engine, query, {"batch": rows, "stored": stored_keys})) > 0
+    )
 
 
 def _stage_keys(
@@ -327,7 +323,7 @@ def _stage_keys(
 
 def _query_positions(engine: Engine, query: str, tables: Mapping[str, Relation]) -> _Positions:
     """Run a query and return the partitions and offsets of its result."""
-    return _positions_of_table(engine.stream(run_query(engine, query, tables)).read_all())
+    return _positions_of_table(engine.stream(queries.run_query(engine, query, tables)).read_all())
 
 
 def _positions_of_table(position_rows: pa.Table) -> _Positions:
@@ -354,4 +350,4 @@ def _mark_rows(engine: Engine, rows: Relation, positions: _Positions) -> Relatio
 def _union_rows(engine: Engine, first: Relation, second: Relation) -> Relation:
     names = ", ".join(map(quoted, [*first.schema.names]))
     query = f"SELECT {names} FROM first_rows UNION ALL SELECT {names} FROM second_rows"
-    return run_query(engine, query, {"first_rows": first, "second_rows": second})
+    return queries.run_query(engine, query, {"first_rows": first, "second_rows": second})

@@ -16,16 +16,10 @@ from featurestore.errors import (
     did_you_mean,
 )
 from featurestore.external import grant_rows
+from featurestore.featuregroups import table
 from featurestore.featuregroups.definition import check_same_definition, definition_differences
 from featurestore.featuregroups.existing import notify, reuse_notice, version_notice
 from featurestore.featuregroups.group_write import GroupWrite
-from featurestore.featuregroups.table import (
-    find_existing,
-    next_version,
-    open_group,
-    open_stored,
-    repeated_commit,
-)
 from featurestore.featuregroups.write_request import WriteRequest
 from featurestore.featuregroups.writers import warn_of_writers
 from featurestore.ingest import count_known_rows, schema_of
@@ -73,7 +67,7 @@ def create_named(
                 "creates the next version",
             )
         # If another process creates this version first, creation raises FeatureGroupExists.
-        version = next_version(session, name)
+        version = table.next_version(session, name)
     spec, _ = create(session, df, request, version=version, reuse=version is None)
     return spec
 
@@ -101,7 +95,7 @@ def create(
     version = request.version if version is None else version
     if version is not None:
         version = check_version(version)
-    existing = find_existing(session, name) if reuse else None
+    existing = table.find_existing(session, name) if reuse else None
     differences: list[str] = []
     with GroupWrite(session, df, request, version=version) as write:
         spec = write.define()
@@ -111,7 +105,7 @@ def create(
             differences = definition_differences(existing.spec, spec, options.types)
             if not differences and write.has_rows_of(existing):
                 notify(reuse_notice(existing, options))
-                return existing.spec, repeated_commit(existing.path, existing.delta_version)
+                return existing.spec, table.repeated_commit(existing.path, existing.delta_version)
         if spec.external is not None:
             grant_rows(session, spec)
         write.create_table()
@@ -143,7 +137,7 @@ def get_or_create(session: Session, df: object, request: WriteRequest) -> Featur
             # The other process has created the group, or has failed and released the version.
             if _wait_for_creator(session, name, number):
                 return get_or_create(session, df, request)
-    stored_spec = open_group(session, name, version).spec
+    stored_spec = table.open_group(session, name, version).spec
     batch_schema = schema_of(df, engine=session.engine, like=stored_spec.schema)
     batch_schema = request.options.types.schema(batch_schema)
     check_same_definition(request.options, stored_spec, batch_schema=batch_schema)
@@ -166,7 +160,7 @@ def _version_to_create(session: Session, name: str) -> int | None:
 
     Return None if a version is already registered.
     """
-    number = next_version(session, name, claimed=False)
+    number = table.next_version(session, name, claimed=False)
     # The registry is read after the folders: the creator of each listed folder is still running or
     # has already registered the version.
     with session.registry.reading() as connection:
@@ -207,7 +201,7 @@ def insert(session: Session, df: object, request: WriteRequest) -> Commit:
         DuplicateKeys: The rows have duplicate keys; nothing was written.
         WriteConflict: Every attempt conflicted with other writers; nothing was written.
     """
-    group = open_stored(session, request.name, request.version, to="write rows")
+    group = table.open_stored(session, request.name, request.version, to="write rows")
     request.check(group.spec)
     # A write without rows adds columns.
     if not request.is_from_job and count_known_rows(df) != 0:
@@ -216,7 +210,7 @@ def insert(session: Session, df: object, request: WriteRequest) -> Commit:
     # the commit.
     transaction = request.transaction
     if transaction is not None and read_snapshot(group.path).has_committed(transaction):
-        return repeated_commit(group.path, group.delta_version)
+        return table.repeated_commit(group.path, group.delta_version)
     with GroupWrite(session, df, request, group=group) as write:
         write.convert()
         write.audit()

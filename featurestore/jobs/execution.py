@@ -8,7 +8,6 @@ split in halves and computed again, until the failing windows are isolated.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +18,19 @@ from functools import partial
 import pyarrow as pa
 
 from featurestore import progress
-from featurestore.alerts import incidents
 from featurestore.errors import InvalidJob, JobLeased
 from featurestore.featuregroups import WriteRequest, create, insert
 from featurestore.jobs import target
 from featurestore.jobs.catalog_jobs import run_catalog
 from featurestore.jobs.compute import compute_aggregates, compute_transform
 from featurestore.jobs.definitions import JobDefinition
+from featurestore.jobs.failures import alert_stream_failure, record_failure
 from featurestore.jobs.inputs import SourceInputs
 from featurestore.jobs.key_versions import stage_table
 from featurestore.jobs.monitors.run import run_monitor
 from featurestore.jobs.publish_jobs import run_publish
 from featurestore.jobs.recovery import recover_dead_runs
-from featurestore.jobs.registration import load_definition, load_failure_function
+from featurestore.jobs.registration import load_definition
 from featurestore.jobs.run import (
     JobRun,
     RunOutput,
@@ -45,8 +44,6 @@ from featurestore.jobs.stream_jobs import current_window, is_due, run_stream
 from featurestore.jobs.training_jobs import run_training
 from featurestore.jobs.upserts import Upsert, may_remove_rows, plan_upsert, record_versions
 from featurestore.jobs.windows import refuse_repeated_rows
-from featurestore.model.display import escape_controls
-from featurestore.model.failure_action import FailureAction
 from featurestore.model.job import (
     CatalogWork,
     JobSpec,
@@ -73,7 +70,6 @@ from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.programs import run_program
 
 # Selects the windows to compute, while holding the lease.
 WindowSelector = Callable[[Session, RegisteredJob], Sequence[Window]]
@@ -88,7 +84,6 @@ CHUNKS = {"sql": 1000, "python": 100, "window": 100, "monitor": 400} | dict.from
 # After this many consecutive failures of single windows, the windows are not the cause, and the
 # remaining windows are left for later.
 _MAX_CONSECUTIVE_FAILURES = 3
-_COMMAND_SECONDS = 60
 
 
 @dataclass
@@ -207,7 +202,7 @@ def _read_stream(
             return outcome
         outcome.runs.append(record)
         if record.state != runs.DONE:
-            _alert_stream_failure(stream_run, record)
+            alert_stream_failure(stream_run, record)
             outcome.failed += stream_run.windows
     return outcome
 
@@ -287,7 +282,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         return
     # A run that could not even pin its inputs would fail for every window.
     if len(windows) == 1 or not record.inputs or isinstance(spec.work, RunOnceWork):
-        _record_failure(chunk, record)
+        record_failure(chunk, record)
         outcome.failed += windows
         outcome.stopped = spec.schedule.on_error == "wait" or _fails_consecutively(outcome)
         return
@@ -341,7 +336,8 @@ def _compute_and_write(work: TransformWork | WindowWork, run: JobRun) -> RunOutp
         # lost between this check and the commit, the transaction number lets only one of the two
         # processes commit.
         check_lease(run)
-        run = record_versions(run, work, write)
+        if write.versions is not None:
+            run = record_versions(run, work, write.rows, write.versions)
         return _commit_rows(run, work, write, reads, is_staged=write.rows is rows)
 
 
@@ -405,71 +401,6 @@ def _fails_consecutively(outcome: Outcome) -> bool:
     """Return whether many single windows failed in a row, so that the windows are not the cause."""
     states = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
     return states[-_MAX_CONSECUTIVE_FAILURES:] == [runs.FAILED] * _MAX_CONSECUTIVE_FAILURES
-
-
-def _record_failure(run: JobRun, record: Run) -> None:
-    """Record windows as failed; when the retries are exhausted, alert and run ``on_failure``."""
-    spec, schedule = run.spec, run.spec.schedule
-    with run.session.registry.transaction() as connection:
-        runs.record_failed_windows(connection, spec.name, run.windows, run_id=record.run_id)
-        failed_windows = runs.window_states(connection, spec.name, states=[runs.FAILED])
-        tries = max(failed_windows[window].tries for window in run.windows)
-        if tries > schedule.retries:
-            message = (
-                f"{record.error or 'it failed'} (window from {record.window.start.isoformat()})"
-            )
-            open_incidents = {incidents.FAILURE: [message]}
-            incidents.update_incidents(
-                connection, spec, open_incidents, families=[incidents.FAILURE]
-            )
-    # The equality runs the command only once, although exhausted windows are retried later. The
-    # command runs after the transaction, which would otherwise lock the registry for a minute.
-    if schedule.on_failure is not None and tries == schedule.retries + 1:
-        _run_failure_action(run, schedule.on_failure, record)
-
-
-def _alert_stream_failure(run: JobRun, record: Run) -> None:
-    """Alert the channels of a stream job whose retries are exhausted."""
-    spec = run.spec
-    with run.session.registry.transaction() as connection:
-        if runs.count_consecutive_failures(connection, spec.name) > spec.schedule.retries:
-            open_incidents = {incidents.FAILURE: [record.error or "it failed"]}
-            incidents.update_incidents(
-                connection, spec, open_incidents, families=[incidents.FAILURE]
-            )
-
-
-def _run_failure_action(job_run: JobRun, action: FailureAction, run: Run) -> None:
-    """Run the ``on_failure`` program or function of a job that passed its authorization."""
-    if action.function is None:
-        _run_failure_program(action.arguments, run)
-        return
-    try:
-        load_failure_function(job_run.session, job_run.job, action.function)(run)
-    except Exception:  # the function may raise anything
-        _log.exception("the on_failure function of job %s failed", run.job)
-
-
-def _run_failure_program(arguments: Sequence[str], run: Run) -> None:
-    """Run a program without a shell, with environment variables that describe the run."""
-    environment = {
-        "FEATURESTORE_JOB": run.job,
-        "FEATURESTORE_RUN": run.run_id,
-        "FEATURESTORE_WINDOW_START": run.window.start.isoformat(),
-        "FEATURESTORE_WINDOW_END": run.window.end.isoformat(),
-        # An error may quote data, whose control characters would reach terminals and logs.
-        "FEATURESTORE_ERROR": escape_controls(run.error or ""),
-        "FEATURESTORE_LOG": run.log or "",
-    }
-    try:
-        status = run_program(
-            arguments, environment=os.environ | environment, seconds=_COMMAND_SECONDS
-        )
-    except (OSError, ValueError) as error:
-        _log.error("the on_failure command of job %s failed: %s", run.job, error)
-        return
-    if status:
-        _log.error("the on_failure command of job %s exited with code %d", run.job, status)
 
 
 class _ProgressCounter:

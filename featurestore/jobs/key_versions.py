@@ -47,9 +47,9 @@ from featurestore.featuregroups.writers import writers_of
 from featurestore.hashing import row_hash
 from featurestore.hashing.hashes import hash_array
 from featurestore.hashing.mixing import fold, unmix_all
-from featurestore.jobs.coverage import find_overlapping
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.schedule import has_overlapping_windows, last_schedule_time
+from featurestore.jobs.windows import find_overlapping
 from featurestore.model.job import Schedule, TransformWork
 from featurestore.model.times import Window, from_micros, to_micros, utc_now
 from featurestore.plugins.engine import Relation, TableWrite

@@ -18,7 +18,6 @@ from featurestore.delta.log import is_delta_table
 from featurestore.errors import InvalidJob, JobFailed
 from featurestore.featuregroups import WriteRequest, insert
 from featurestore.featuregroups.writers import select_writers
-from featurestore.jobs.coverage import Coverage, merge_ranges, overlaps_itself
 from featurestore.jobs.run import RunOutput, latest_dataset_version, record_computed
 from featurestore.jobs.schedule import check_schedule, windows_between
 from featurestore.jobs.target import (
@@ -28,6 +27,7 @@ from featurestore.jobs.target import (
     job_commits,
     parse_grid,
 )
+from featurestore.jobs.windows import Coverage, merge_ranges, overlaps_itself
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import (
     GroupWork,

@@ -221,7 +221,8 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
         return JobDefinition(job.spec)
     definition = load_registered(job.spec.name, file)
     # The registered definition contains the primary key of its groups, which the file may omit.
-    definition = replace(definition, spec=with_primary_key(session, definition.spec))
+    if isinstance(definition.spec.work, WindowWork):
+        definition = replace(definition, spec=with_primary_key(session, definition.spec))
     if definition.spec.hash != job.spec.hash:
         raise InvalidJob(
             f"Job {job.spec.name!r} in {job.origin} differs from the registered version "

@@ -29,11 +29,11 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.jobs.coverage import COMPUTED, Coverage
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin_inputs
 from featurestore.jobs.schedule import advance_watermark, check_schedule
 from featurestore.jobs.target import find_target, next_transaction
+from featurestore.jobs.windows import COMPUTED, Coverage
 from featurestore.model.job import GroupWork, JobSpec, StreamWork, TrainingWork, WindowedWork
 from featurestore.model.times import Window
 from featurestore.plugins.observers import Work, observed

@@ -29,8 +29,9 @@ from featurestore.jobs import catalog_jobs, publish_jobs
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import check_schedule, is_computable, latest_complete_window
+from featurestore.jobs.stale_windows import find_all_stale
 from featurestore.jobs.stream_jobs import is_due
-from featurestore.jobs.windows import find_all_stale, find_due_windows
+from featurestore.jobs.windows import find_due_windows
 from featurestore.model import times
 from featurestore.model.job import CatalogWork, JobSpec, PublishWork, StreamWork
 from featurestore.model.threads import independent_tasks, start_thread

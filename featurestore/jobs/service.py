@@ -19,9 +19,9 @@ from featurestore.jobs.inputs import (
 )
 from featurestore.jobs.registration import authorize_job
 from featurestore.jobs.run import TrainingCall
+from featurestore.jobs.stale_windows import find_all_stale
 from featurestore.jobs.windows import (
     computed_windows,
-    find_all_stale,
     find_complete_windows,
     find_due_windows,
     parse_window_bounds,

@@ -21,7 +21,7 @@ from featurestore.jobs.definitions import (
     read_source_code,
 )
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
-from featurestore.jobs.windows import find_changes
+from featurestore.jobs.stale_windows import find_changes
 from featurestore.model.arguments import with_suggestions
 from featurestore.model.failure_action import OnFailure
 from featurestore.model.job import Alerts, JobSpec, TrainingWork

@@ -130,15 +130,13 @@ def plan_upsert(
     return replace(upsert, deletes=deletes, first_deleted=first_deleted)
 
 
-def record_versions(run: JobRun, work: WindowedWork, upsert: Upsert) -> JobRun:
+def record_versions(run: JobRun, work: WindowedWork, rows: Relation, versions: Relation) -> JobRun:
     """Append the key versions of a write before its commit, and return the run with its group."""
     session, group = run.session, run.group
-    if upsert.versions is None:
-        return run
     if group is None:
         # The versions need the folder of a group. The rows are the second commit, which makes the
         # versions valid.
-        schema = target.drop_null_columns(session, work, upsert.rows, ()).schema
+        schema = target.drop_null_columns(session, work, rows, ()).schema
         no_rows = session.engine.from_arrow(schema.empty_table().to_reader())
         request = WriteRequest(
             work.target,
@@ -149,7 +147,7 @@ def record_versions(run: JobRun, work: WindowedWork, upsert: Upsert) -> JobRun:
         create(session, FeatureFrame(session, no_rows), request)
         group = target.find_target(session, work)
         assert group is not None
-    key_versions.append_versions(run, group.path, upsert.versions)
+    key_versions.append_versions(run, group.path, versions)
     return replace(run, group=group)
 
 

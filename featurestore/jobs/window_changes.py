@@ -18,17 +18,6 @@ from itertools import takewhile
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, InvalidJob
-from featurestore.jobs.coverage import (
-    COMPUTED,
-    Coverage,
-    Progress,
-    StoredRows,
-    event_time_range,
-    is_scheduled,
-    list_stored_rows,
-    overlaps_itself,
-    touching,
-)
 from featurestore.jobs.recovery import restore
 from featurestore.jobs.schedule import (
     check_schedule,
@@ -38,6 +27,17 @@ from featurestore.jobs.schedule import (
     windows_after,
 )
 from featurestore.jobs.target import find_target
+from featurestore.jobs.windows import (
+    COMPUTED,
+    Coverage,
+    JobProgress,
+    StoredRows,
+    event_time_range,
+    is_scheduled,
+    list_stored_rows,
+    overlaps_itself,
+    touching,
+)
 from featurestore.model import times
 from featurestore.model.job import (
     GroupWork,
@@ -101,7 +101,7 @@ def put_job(
     # After the loss of the registry, the windows in the table must not be computed again.
     if earlier is None:
         restore(connection, session, spec, former=former)
-    progress = Progress(
+    progress = JobProgress(
         runs.window_states(connection, spec.name),
         jobs.watermark(connection, spec.name),
         version,
@@ -173,7 +173,7 @@ def can_change_windows(spec: JobSpec, earlier: JobSpec) -> bool:
 
 
 def compare_windows(
-    spec: JobSpec, earlier: JobSpec | None, progress: Progress, *, now: datetime
+    spec: JobSpec, earlier: JobSpec | None, progress: JobProgress, *, now: datetime
 ) -> WindowChange:
     """Compare a new definition with the computed and failed windows of a job.
 
@@ -205,7 +205,7 @@ class _Comparison:
     """The windows of a new definition, and the recorded windows of the job."""
 
     def __init__(
-        self, spec: JobSpec, earlier: JobSpec | None, progress: Progress, now: datetime
+        self, spec: JobSpec, earlier: JobSpec | None, progress: JobProgress, now: datetime
     ) -> None:
         self.spec, self.earlier, self.progress, self.now = spec, earlier, progress, now
         self.schedule, self.closed = check_schedule(spec.schedule), _closed(spec)

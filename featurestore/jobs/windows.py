@@ -1,64 +1,158 @@
-"""Selection of a job's windows: due, stale, complete or already computed windows.
-
-A computed window is stale if late data has changed an input since. A commit to an input changes the
-time range of the rows that it adds and removes. The range is recorded in the commit metadata if a
-job wrote it, otherwise it is the minimum and maximum time of the files. Commits that move rows
-without changing them (compaction) are ignored. If the range is unknown, all windows are stale.
-"""
+"""The windows of a job: those that are recorded, computed or due, and those that cover others."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from functools import lru_cache
 
-from featurestore.delta.log import commit_path, parse_user_metadata, read_commit
-from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import InvalidArgument, JobWarning
-from featurestore.jobs.coverage import (
-    COMPUTED,
-    Coverage,
-    find_overlapping,
-    is_scheduled,
-    merge_ranges,
-    touching,
-)
-from featurestore.jobs.inputs import (
-    PinnedInput,
-    fingerprint_files,
-    make_read_range,
-    parquet_files,
-    pin_inputs,
-    read_time_bounds,
-)
+from featurestore.errors import InvalidArgument
 from featurestore.jobs.schedule import (
     check_schedule,
     due_windows,
+    has_overlapping_windows,
     latest_complete_window,
     window_starting,
     windows_after,
     windows_between,
 )
-from featurestore.jobs.target import find_target, parse_row_range
+from featurestore.jobs.target import find_target
 from featurestore.model import times
-from featurestore.model.arguments import warn_caller
-from featurestore.model.job import (
-    JobSpec,
-    RunOnceWork,
-    Schedule,
-    StreamWork,
-    WindowedWork,
-)
-from featurestore.model.times import Window, parse_moment, to_micros
+from featurestore.model.job import JobSpec, RunOnceWork, Schedule, StreamWork, WindowedWork
+from featurestore.model.times import Window, parse_moment
 from featurestore.registry import runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import WindowState
 from featurestore.session import Session
-from featurestore.storage import files
 
+# Stale windows were computed, too, so they are not gaps.
+COMPUTED = (runs.DONE, runs.STALE)
 _MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """The recorded windows and the watermark of a job.
+
+    ``version`` is the version of the target that the next run writes, None if it creates one.
+    """
+
+    states: Mapping[Window, WindowState]
+    watermark: datetime | None
+    version: int | None
+
+    def windows(self, *states: str) -> list[Window]:
+        """Return the windows in the given states."""
+        return [window for window, state in self.states.items() if state.state in states]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a computed window in the target; ``closed`` is the end that belongs to it."""
+
+    window: Window
+    closed: str
+
+    @property
+    def event_times(self) -> Window:
+        """The range of event times, from the first to before the last microsecond."""
+        return event_time_range(self.window, self.closed)
+
+
+def event_time_range(window: Window, closed: str) -> Window:
+    """Return the event times of a window's rows as a range that excludes its end."""
+    if closed == "left":
+        return window
+    return Window(
+        times.shift_time(window.start, _MICROSECOND), times.shift_time(window.end, _MICROSECOND)
+    )
+
+
+def list_stored_rows(progress: JobProgress) -> list[StoredRows]:
+    """Return the windows whose rows are in the target, whether they are due again or not."""
+    return [
+        StoredRows(window, str(state.inputs.get("closed", "right")))
+        for window, state in progress.states.items()
+        if progress.version is not None and state.target_version == progress.version
+    ]
+
+
+class Coverage(Collection[Window]):
+    """Computed windows; contains every window of a schedule whose time range they cover.
+
+    After a change of the schedule, a day is covered by its 24 hours, and an hour by its day.
+    Windows of a schedule that overlap each other are covered only by equal windows, because each of
+    them is computed for itself.
+
+    >>> from datetime import UTC, datetime
+    >>> hours = [datetime(2024, 1, 1, hour, tzinfo=UTC) for hour in range(4)]
+    >>> computed = [Window(hours[0], hours[1]), Window(hours[1], hours[2])]
+    >>> covered = Coverage(computed, Schedule("0 */2 * * *"))
+    >>> Window(hours[0], hours[2]) in covered, Window(hours[0], hours[3]) in covered
+    (True, False)
+    """
+
+    def __init__(self, windows: Iterable[Window], schedule: Schedule) -> None:
+        self._windows = frozenset(windows)
+        self._ranges = [] if overlaps_itself(schedule) else merge_ranges(self._windows)
+
+    def __contains__(self, window: object) -> bool:
+        if window in self._windows:
+            return True
+        if not isinstance(window, Window):
+            return False
+        position = bisect_right(self._ranges, window.start, key=lambda each: each.start) - 1
+        return position >= 0 and self._ranges[position].end >= window.end
+
+    def __iter__(self) -> Iterator[Window]:
+        return iter(self._windows)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+
+def merge_ranges(windows: Iterable[Window]) -> list[Window]:
+    """Return the time ranges of windows, sorted, with overlapping and adjacent ranges merged."""
+    ranges: list[Window] = []
+    for window in sorted(windows):
+        if ranges and window.start <= ranges[-1].end:
+            last = ranges.pop()
+            window = Window(last.start, max(last.end, window.end))
+        ranges.append(window)
+    return ranges
+
+
+def touching(windows: Sequence[Window], window: Window) -> Sequence[Window]:
+    """Return the windows of a sorted sequence that overlap a window or are adjacent to it."""
+    first = bisect_left(windows, window.start, key=lambda each: each.end)
+    last = bisect_right(windows, window.end, key=lambda each: each.start)
+    return windows[first:last]
+
+
+def find_overlapping(
+    schedule: Schedule, windows: Sequence[Window], computed: Iterable[Window]
+) -> list[Window]:
+    """Return the computed windows whose rows the computation of windows of a schedule replaces.
+
+    They overlap one of these windows. If windows of the schedule overlap each other, only equal
+    windows are replaced, because each window has rows of its own.
+    """
+    if overlaps_itself(schedule):
+        return sorted({*computed}.intersection(windows))
+    ranges = merge_ranges(windows)
+    return [window for window in computed if any(map(window.overlaps, touching(ranges, window)))]
+
+
+def is_scheduled(schedule: Schedule, window: Window) -> bool:
+    """Return whether a window is one of the windows of a schedule."""
+    before_end = times.shift_time(window.end, -_MICROSECOND)
+    return next(windows_after(schedule, before_end)) == window
+
+
+# The comparison of a year of windows takes milliseconds, which each poll of a scheduler would need.
+overlaps_itself = lru_cache(maxsize=256)(has_overlapping_windows)
 
 
 def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
@@ -244,200 +338,3 @@ def computed_windows(
             connection, spec.name, start=start, until=end, states=states, target_version=version
         )
     return Coverage(computed, check_schedule(spec.schedule))
-
-
-def find_all_stale(session: Session, job: RegisteredJob) -> list[Window]:
-    """Return the windows of a job whose inputs have changed.
-
-    Raises:
-        InvalidArgument: The job appends, so its windows cannot be computed again.
-    """
-    if job.spec.appends:
-        raise InvalidArgument(
-            f"Job {job.spec.name!r} appends, so its windows cannot be computed again.",
-            hint="mode='replace_window' replaces the rows of a window",
-        )
-    schedule = check_schedule(job.spec.schedule)
-    stale = refresh_stale_windows(session, job.spec)
-    scheduled = [window for window in stale if is_scheduled(schedule, window)]
-    if len(scheduled) < len(stale):
-        first = min({*stale} - {*scheduled})
-        warn_caller(
-            f"Job {job.spec.name!r}: {len(stale) - len(scheduled):,} stale windows of an earlier "
-            f"schedule are not computed again, the first from {first.start.isoformat()} to "
-            f"{first.end.isoformat()}. backfill_job(..., resume=False) computes the windows of a "
-            "range again.",
-            JobWarning,
-        )
-    return scheduled
-
-
-def refresh_stale_windows(session: Session, spec: JobSpec) -> list[Window]:
-    """Mark computed windows with changed inputs as stale, and return all stale windows."""
-    with session.registry.reading() as connection:
-        stale = runs.window_states(connection, spec.name, states=[runs.STALE])
-        computed = runs.window_states(connection, spec.name, states=[runs.DONE])
-    if not computed:
-        return list(stale)
-    # The logs of the inputs are read outside of a transaction, which would lock the registry.
-    changed = _changed_windows(spec, computed, pin_inputs(session, spec))
-    with session.registry.transaction() as connection:
-        runs.mark_stale(connection, spec.name, changed)
-    return sorted([*stale, *changed])
-
-
-@dataclass(frozen=True)
-class Change:
-    """A changed time range of an input in microseconds, both ends inclusive."""
-
-    low: int
-    high: int
-
-
-_EVERYTHING = Change(-(2**63), 2**63 - 1)
-
-
-def find_changes(
-    pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime
-) -> list[Change]:
-    """Return the changes of an input from the version that a run read to the current version.
-
-    Args:
-        pinned: The current input.
-        recorded: The input as the run recorded it.
-        since: When the run ended.
-    """
-    if (pinned.source, pinned.version) != (recorded.get("source"), recorded.get("version")):
-        return [_EVERYTHING]
-    # Runs of earlier releases have no identities of their inputs.
-    if recorded.get("identity", pinned.identity) != pinned.identity:
-        return [_EVERYTHING]
-    if pinned.kind == "source":
-        return []  # sources report no changes: lookback= and upserts handle late rows
-    if pinned.kind == "parquet":
-        if pinned.fingerprint == recorded.get("fingerprint"):
-            return []
-        return list(_find_file_changes(pinned, recorded, since))
-    before, now = recorded.get("delta_version"), pinned.delta_version
-    # A lower version than before means that the table was replaced.
-    if before is None or now is None or now < before:
-        return [_EVERYTHING]
-    return list(_find_table_changes(pinned, before, now))
-
-
-def _changed_windows(
-    spec: JobSpec, computed: Mapping[Window, WindowState], inputs: Sequence[PinnedInput]
-) -> list[Window]:
-    """Return the windows whose range overlaps a later change of any input."""
-    by_version: dict[tuple[str, str], list[Change]] = {}
-    changed = []
-    range_of = make_read_range(spec)
-    for window, state in computed.items():
-        low, high = range_of(window)
-        recorded_inputs = {each["input"]: each for each in state.inputs.get("inputs", ())}
-        for pinned in inputs:
-            # The windows of a run have the same recorded inputs, so their changes are searched only
-            # once.
-            key = (pinned.name, json.dumps(recorded_inputs.get(pinned.name)))
-            if key not in by_version:
-                recorded = recorded_inputs.get(pinned.name, {})
-                by_version[key] = find_changes(pinned, recorded, since=state.updated)
-            if any(change.low < high and change.high >= low for change in by_version[key]):
-                changed.append(window)
-                break
-    return changed
-
-
-def _find_table_changes(pinned: PinnedInput, before: int, now: int) -> Iterator[Change]:
-    """Yield the time ranges that the commits between two versions changed."""
-    ranges: dict[str, Change] | None = None
-    for version in range(before + 1, now + 1):
-        file = commit_path(pinned.path, version)
-        # Delta removes old commit files after the log retention, so their changes are unknown.
-        if not files.exists(file):
-            yield _EVERYTHING
-            return
-        actions = read_commit(file)
-        changed_files = _changed_files(actions)
-        if not changed_files:
-            continue
-        replaced_range = _replaced_range(pinned, actions)
-        if replaced_range is not None:
-            yield replaced_range
-            continue
-        if pinned.time is None:
-            yield _EVERYTHING
-            return
-        if ranges is None:
-            ranges = _file_time_ranges(pinned, before, now)
-        for path in changed_files:
-            yield ranges.get(path, _EVERYTHING)
-
-
-def _changed_files(actions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the files that a commit adds and removes, except rewrites of the same rows."""
-    actions_of_files = [
-        action[kind] for action in actions for kind in ("add", "remove") if action.get(kind)
-    ]
-    # Compactions have dataChange=false: by the Delta protocol, they only rearrange existing rows.
-    return [file["path"] for file in actions_of_files if file.get("dataChange", True)]
-
-
-def _replaced_range(pinned: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
-    """Return the range that a job's commit replaced, if it refers to the input's time column."""
-    # The recorded range is a range of event times, so it does not apply to another time column.
-    if pinned.spec is None or pinned.spec.event_time != pinned.time:
-        return None
-    for action in actions:
-        if action.get("commitInfo") is None:
-            continue
-        replaced = parse_row_range(parse_user_metadata([action]))
-        if replaced is None:
-            return None
-        return Change(to_micros(replaced.start), to_micros(replaced.end))
-    return None
-
-
-def _file_time_ranges(pinned: PinnedInput, before: int, now: int) -> dict[str, Change]:
-    """Return the time range of each file in a version and its successors, by path."""
-    state = read_snapshot(pinned.path, before)
-    column = str(pinned.time)
-    ranges = {}
-    for file, bounds in zip(state.files, state.times(column) or [], strict=False):
-        ranges[file.log_path] = _to_change(bounds)
-    for version in range(before + 1, now + 1):
-        for action in read_commit(commit_path(pinned.path, version)):
-            added = action.get("add")
-            if added is not None:
-                ranges[added["path"]] = _to_change(state.times_of_added(added, column))
-    return ranges
-
-
-def _find_file_changes(
-    pinned: PinnedInput, recorded: Mapping[str, Any], since: datetime
-) -> Iterator[Change]:
-    """Yield the time ranges of the Parquet files that were added after a run.
-
-    If files that the run read were removed or rewritten, the entire time range has changed.
-    """
-    old, new = [], []
-    for file in parquet_files(pinned.path):
-        modified = files.status(file).modified_ns // 1000
-        if modified >= to_micros(since):
-            new.append(file)
-        else:
-            old.append(file)
-    # If the old files are those that the run read, only the new files have changed rows.
-    if pinned.time is None or fingerprint_files(old) != recorded.get("fingerprint"):
-        yield _EVERYTHING
-        return
-    for file in new:
-        bounds = read_time_bounds(file, pinned.time)
-        if bounds is None or bounds.nulls:
-            yield _EVERYTHING
-        elif bounds.times is not None:
-            yield _to_change(bounds.times)
-
-
-def _to_change(times: tuple[int, int] | None) -> Change:
-    return _EVERYTHING if times is None else Change(*times)

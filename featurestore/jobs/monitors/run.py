@@ -28,7 +28,7 @@ from featurestore.jobs.monitors.baselines import (
 from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT, build_quality
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
 from featurestore.jobs.schedule import check_schedule, latest_complete_window
-from featurestore.jobs.windows import find_changes
+from featurestore.jobs.stale_windows import find_changes
 from featurestore.model import times
 from featurestore.model.finding import Finding
 from featurestore.model.job import JobSpec, MonitorWork

@@ -516,7 +516,7 @@ class ProjectCalls(StoreBase):
           create feature group 'trips' version 1  (features/groups.py:3)
             columns trip, zone
         """
-        from featurestore.define.plan import plan_folder
+        from featurestore.define.apply import plan_folder
 
         return plan_folder(self._session, folder, project=project)
 

@@ -51,7 +51,7 @@ def is_iterator(df: object) -> bool:
 def bare_array_error(df: object, values: str) -> UnsupportedDataframe:
     """Return the error for an Arrow array; ``values`` is the expression of a pyarrow array.
 
-    >>> bare_array_error(pa.array([1]), "df").hint
+    >>> bare_array_error([1], "df").hint
     "df = pa.table({'col_0': df})"
     """
     return UnsupportedDataframe(

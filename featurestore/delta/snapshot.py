@@ -284,7 +284,11 @@ def _replay_from(base: _CachedSnapshot, version: int) -> _CachedSnapshot:
     if replay.protocol is None and replay.metadata is None:
         snapshot = _next_snapshot(before, replay, version)
     else:
-        snapshot = _snapshot_with_new_metadata(before, replay, version)
+        files = [file for file in before.files if file.log_path not in replay.removed]
+        files = sorted([*files, *replay.data_files()], key=commit_order_key)
+        replay.metadata = replay.metadata or before.metadata
+        known_protocol = before.protocol if replay.protocol is None else None
+        snapshot = _build_snapshot(replay, version, tuple(files), known_protocol=known_protocol)
     return _cached(snapshot, sources)
 
 
@@ -293,16 +297,6 @@ def _cached(snapshot: Snapshot, sources: Sequence[FileState]) -> _CachedSnapshot
     if sources[-1].path == log.commit_path(snapshot.path, snapshot.version):
         snapshot = replace(snapshot, commit=sources[-1])
     return _CachedSnapshot(snapshot, tuple(sources[-_CHECKED_COMMITS:]))
-
-
-def _snapshot_with_new_metadata(before: Snapshot, replay: Replay, version: int) -> Snapshot:
-    """Build the snapshot after commits that changed metadata or protocol."""
-    files = [file for file in before.files if file.log_path not in replay.removed]
-    files = sorted([*files, *replay.data_files()], key=commit_order_key)
-    replay.metadata = replay.metadata or before.metadata
-    if replay.protocol is None:
-        return _build_snapshot(replay, version, tuple(files), known_protocol=before.protocol)
-    return _build_snapshot(replay, version, tuple(files))
 
 
 def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:

@@ -116,7 +116,11 @@ def _verify_commits(result: TableVerification, listed: log.LogFiles) -> dict[int
             continue
         result.commits += 1
         try:
-            commits[version] = _read_commit(file)
+            content = files.read_bytes(file)
+            digest = check_commit(content)
+            actions = log.parse_actions(content.decode())
+            checksums = checksums_of(log.commit_info(actions))
+            commits[version] = _CommitFile(digest, actions, checksums)
         except ChecksumError:
             result.add_problem(file, "differs from its checksum", version=version)
         except (ValueError, RecursionError):
@@ -124,13 +128,6 @@ def _verify_commits(result: TableVerification, listed: log.LogFiles) -> dict[int
         else:
             _verify_link(result, commits, version)
     return commits
-
-
-def _read_commit(file: str) -> _CommitFile:
-    content = files.read_bytes(file)
-    digest = check_commit(content)
-    actions = log.parse_actions(content.decode())
-    return _CommitFile(digest, actions, checksums_of(log.commit_info(actions)))
 
 
 def _verify_link(
@@ -173,7 +170,11 @@ def _verify_checkpoints(
     result: TableVerification, listed: log.LogFiles, commits: Mapping[int, _CommitFile]
 ) -> list[AddedFile]:
     """Verify the checkpoints, and return all data files in the log."""
-    recorded = _recorded_checkpoints(commits)
+    # The checksums of checkpoints in all commits, by file name.
+    recorded: dict[str, str] = {}
+    for commit in commits.values():
+        if commit.checksums is not None:
+            recorded |= commit.checksums.checkpoints
     # Files by path, with the version that added them.
     versions: dict[str, tuple[Action, int | None]] = {}
     replay = Replay(result.path)
@@ -204,15 +205,6 @@ def _verify_checkpoints(
         AddedFile(add, version, is_current=path in replay.adds)
         for path, (add, version) in versions.items()
     ]
-
-
-def _recorded_checkpoints(commits: Mapping[int, _CommitFile]) -> dict[str, str]:
-    """Return the checksums of checkpoints in all commits, by file name."""
-    recorded: dict[str, str] = {}
-    for commit in commits.values():
-        if commit.checksums is not None:
-            recorded |= commit.checksums.checkpoints
-    return recorded
 
 
 def _verify_start(result: TableVerification, listed: log.LogFiles, replay: Replay) -> None:

@@ -195,7 +195,14 @@ def _encode(array: pa.Array) -> pa.LargeBinaryArray:
         header = _encode_words(
             values.value_kind, (values.lengths.view(np.uint64),), valid=values.valid
         )
-        return _join([header, _encode_bytes(values.data, values.starts, values.lengths)])
+        starts, lengths = values.starts, values.lengths
+        data, offsets = values.data, np.concatenate([[0], np.cumsum(lengths)])
+        # Adjacent values are used without a copy.
+        if len(starts) and (starts[1:] == (starts + lengths)[:-1]).all():
+            offsets = np.append(starts, starts[-1] + lengths[-1])
+        else:
+            data = data[ranges(starts, lengths)]
+        return _join([header, _binary_array(pa.py_buffer(data), offsets)])
     if isinstance(values, ListValues):
         header = _encode_words(LIST, (values.lengths.view(np.uint64),), valid=values.valid)
         elements = _encode(values.elements)
@@ -223,16 +230,6 @@ def _encode_words(
         # Values of null rows are arbitrary, but all nulls have the same bytes.
         table[~valid] = 0
     return _binary_array(pa.py_buffer(table), np.arange(rows + 1, dtype=np.int64) * width)
-
-
-def _encode_bytes(
-    data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s
-) -> pa.LargeBinaryArray:
-    # Adjacent values are used without a copy.
-    if len(starts) and (starts[1:] == (starts + lengths)[:-1]).all():
-        return _binary_array(pa.py_buffer(data), np.append(starts, starts[-1] + lengths[-1]))
-    ends = np.cumsum(lengths)
-    return _binary_array(pa.py_buffer(data[ranges(starts, lengths)]), np.concatenate([[0], ends]))
 
 
 def _mask_nulls(array: pa.Array, valid: Mask | None) -> pa.Array:

@@ -364,7 +364,7 @@ def _parse_manifest(data: JsonObject) -> Manifest:
         statistics=_parse_statistics(data.object("statistics")),
         uncovered_rows=data.number("uncovered_rows"),
         dropped_rows=dropped_rows,
-        prefixes=data.object("prefixes").read_values(_parse_strings),
+        prefixes=data.object("prefixes").read_values(lambda data, name: list(data.texts(name))),
         view=view,
         transformations=transformations,
         reads=reads,
@@ -430,8 +430,12 @@ def _parse_split(data: JsonObject) -> ManifestSplit:
         bytes=data.number("bytes"),
         shards=tuple(map(_parse_shard, data.objects("shards"))),
         nulls=data.object("nulls").read_values(JsonObject.number),
-        label_counts=data.object("label_counts").read_values(_parse_counts),
-        label_weights=data.object("label_weights").read_values(_parse_weights),
+        label_counts=data.object("label_counts").read_values(
+            lambda data, name: data.object(name).read_values(JsonObject.number)
+        ),
+        label_weights=data.object("label_weights").read_values(
+            lambda data, name: data.object(name).read_values(JsonObject.real)
+        ),
     )
     _check_rows(split, data)
     return split
@@ -506,18 +510,6 @@ def _parse_time(data: JsonObject, name: str) -> str:
     except ValueError as error:
         raise data.wrong_type_error(name, "an ISO 8601 time") from error
     return text
-
-
-def _parse_strings(data: JsonObject, name: str) -> list[str]:
-    return list(data.texts(name))
-
-
-def _parse_counts(data: JsonObject, name: str) -> dict[str, int]:
-    return data.object(name).read_values(JsonObject.number)
-
-
-def _parse_weights(data: JsonObject, name: str) -> dict[str, float]:
-    return data.object(name).read_values(JsonObject.real)
 
 
 def format_source(source: Mapping[str, Any]) -> str:

@@ -55,8 +55,13 @@ from featurestore.arrow.bounds import (
 )
 from featurestore.arrow.casts import cast_array, decode, is_encoded
 from featurestore.arrow.column_names import check_feature_names, to_feature_names
-from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
-from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
+from featurestore.arrow.fitting import (
+    InexactValueError,
+    can_fit,
+    can_widen,
+    cast_exactly,
+    with_wider_decimals,
+)
 from featurestore.arrow.frames import (
     check_columns,
     columns_from_array,

@@ -12,8 +12,13 @@ import pyarrow as pa
 
 from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
-from featurestore.arrow.fitting import can_fit, can_widen, wider_decimal
+from featurestore.arrow.fitting import (
+    InexactValueError,
+    can_fit,
+    can_widen,
+    cast_exactly,
+    wider_decimal,
+)
 from featurestore.arrow.hints import cast_hint, exact_cast_hint
 from featurestore.arrow.types import array_shape, describe, is_nested
 from featurestore.arrow.untyped import refuse_untyped, typing_hint

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.arrow.exact_casts import cast_label_keys
+from featurestore.arrow.fitting import cast_label_keys
 from featurestore.arrow.repeated_columns import MIN_ROWS, find_repeated, is_almost_unlabeled
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
@@ -35,6 +35,8 @@ from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.label_samples import (
     NEVER,
     EligibleRows,
+    Ints,
+    KeyValues,
     has_joins,
     key_tuples,
     label_times,
@@ -197,7 +199,7 @@ class _LeakCheck:
         join: Join | WindowJoin,
         labels: pa.Table,
         retrieved_rows: pa.Table,
-        times: np.ndarray[Any, Any],
+        times: Ints,
     ) -> None:
         """Compare the retrieved values of a join with those of an independent search."""
         group = join.source.spec.name
@@ -231,8 +233,8 @@ class _LeakCheck:
         self,
         join: Join | WindowJoin,
         retrieved_rows: pa.Table,
-        keys: list[tuple[Any, ...]],
-        times: np.ndarray[Any, Any],
+        keys: list[KeyValues],
+        times: Ints,
     ) -> None:
         """Compare the retrieved values with rows that ``recompute`` returns for label times."""
         schema = join.source.spec.schema
@@ -254,8 +256,8 @@ class _LeakCheck:
         self,
         join: Join | WindowJoin,
         rows: pa.Table,
-        keys: list[tuple[Any, ...]],
-        times: np.ndarray[Any, Any],
+        keys: list[KeyValues],
+        times: Ints,
     ) -> dict[str, pa.Array]:
         """Find the feature values of each label among the rows of a group, by output name."""
         if isinstance(join, WindowJoin):
@@ -268,9 +270,9 @@ class _LeakCheck:
         join: Join | WindowJoin,
         retrieved_rows: pa.Table,
         expected_values: Mapping[str, pa.Array],
-        positions: np.ndarray[Any, Any],
-        keys: list[tuple[Any, ...]],
-        times: np.ndarray[Any, Any],
+        positions: Ints,
+        keys: list[KeyValues],
+        times: Ints,
         *,
         why: str,
     ) -> None:
@@ -303,7 +305,7 @@ class _LeakCheck:
             self.leaks.append(leak)
 
 
-def _select_evenly_spaced(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _select_evenly_spaced(times: Ints) -> Ints:
     """Select at most ``_MAX_RECOMPUTED_TIMES`` times, evenly spaced from the first to the last."""
     if not len(times):
         return times
@@ -334,7 +336,7 @@ def _read_label_key_rows(session: Session, join: Join | WindowJoin, labels: pa.T
     return engine.stream(Relation(engine.name, matching_relation.native, schema)).read_all()
 
 
-def _hash_values(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _hash_values(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     # Hashes are equal if values are bitwise equal: NaN equals itself, and null equals no value.
     if not len(array):
         return np.zeros(0, np.uint64)

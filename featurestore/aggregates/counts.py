@@ -13,17 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.aggregates.arrays import (
-    Flags,
-    Integers,
-    Summands,
-    decode_ordered,
-    dense_ranks,
-    encode_ordered,
-    normalize_floats,
-    to_flags,
-    to_masked_array,
-)
+from featurestore.aggregates import arrays
+from featurestore.aggregates.arrays import Flags, Integers, Summands
 from featurestore.aggregates.chunk import Aggregate, Chunk
 
 _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
@@ -57,7 +48,7 @@ def _count_distinct(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
 
 def encode_value_groups(chunk: Chunk, aggregate: Aggregate) -> Integers:
     """Return a group number per row; rows with the same key and value have the same number."""
-    values = normalize_floats(chunk.columns[aggregate.values])
+    values = arrays.normalize_floats(chunk.columns[aggregate.values])
     indices = values.dictionary_encode(null_encoding="encode").indices
     codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     # The group of a pair is its key and value, so that one pass counts the values of all keys.
@@ -67,18 +58,18 @@ def encode_value_groups(chunk: Chunk, aggregate: Aggregate) -> Integers:
 
 def _any(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     true_counts = _true_counts(chunk, aggregate)
-    return to_masked_array(true_counts > 0, count_values(chunk, aggregate) == 0, pa.bool_())
+    return arrays.to_masked_array(true_counts > 0, count_values(chunk, aggregate) == 0, pa.bool_())
 
 
 def _all(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     count = count_values(chunk, aggregate)
     # Without values both counts are 0, so the mask decides between true and null.
-    return to_masked_array(_true_counts(chunk, aggregate) == count, count == 0, pa.bool_())
+    return arrays.to_masked_array(_true_counts(chunk, aggregate) == count, count == 0, pa.bool_())
 
 
 def _true_counts(chunk: Chunk, aggregate: Aggregate) -> Integers:
     def compute() -> Summands:
-        values = to_flags(pc.fill_null(chunk.columns[aggregate.values], False))
+        values = arrays.to_flags(pc.fill_null(chunk.columns[aggregate.values], False))
         return to_summands(values & chunk.present(aggregate))
 
     return chunk.window(aggregate).totals(chunk.cache_per_column(aggregate, "true", compute))
@@ -94,11 +85,11 @@ def _extreme(
     window, present = chunk.window(aggregate), chunk.present(aggregate)
     if codes is not None:
         extremes = window.extremes(codes, present, choose, neutral=neutral)
-        return decode_ordered(extremes, empty, column.type)
+        return arrays.decode_ordered(extremes, empty, column.type)
     ranks = _rank_values(chunk, aggregate)
     extremes = window.extremes(ranks, present, choose, neutral=neutral)
     # Ranks of nulls are arbitrary and must not replace the row of a value.
-    valid = np.flatnonzero(to_flags(column.is_valid()))
+    valid = np.flatnonzero(arrays.to_flags(column.is_valid()))
     one_row_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, np.int64)
     one_row_of_rank[ranks[valid]] = valid
     return _take_rows(column, one_row_of_rank, extremes, neutral=neutral)
@@ -113,14 +104,14 @@ def sort_codes(chunk: Chunk, aggregate: Aggregate) -> Integers:
 def _encode_values(chunk: Chunk, aggregate: Aggregate) -> Integers | None:
     column = chunk.columns[aggregate.values]
     codes: Integers | None = chunk.cache_per_column(
-        aggregate, "codes", lambda: encode_ordered(column)
+        aggregate, "codes", lambda: arrays.encode_ordered(column)
     )
     return codes
 
 
 def _rank_values(chunk: Chunk, aggregate: Aggregate) -> Integers:
     column = chunk.columns[aggregate.values]
-    ranks: Integers = chunk.cache_per_column(aggregate, "ranks", lambda: dense_ranks(column))
+    ranks: Integers = chunk.cache_per_column(aggregate, "ranks", lambda: arrays.dense_ranks(column))
     return ranks
 
 

@@ -12,15 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
-from featurestore.experiments import catalog, status
-from featurestore.experiments.launching import (
-    LaunchRequest,
-    check_features,
-    check_integer,
-    check_request,
-    launch_settings,
-    new_record,
-)
+from featurestore.experiments import catalog, launching, status
+from featurestore.experiments.launching import LaunchRequest
 from featurestore.experiments.study import finish_pool
 from featurestore.experiments.tasks import Fold
 from featurestore.experiments.trials import Proposal, TrialPool
@@ -54,10 +47,10 @@ def run_planned(
     """Run all trials of a plan and return the study record and the trial records."""
     if request.dataset is None:
         raise InvalidArgument(f"{request.kind} needs dataset=.")
-    check_integer("parallel", parallel, minimum=1, maximum=4096)
+    launching.check_integer("parallel", parallel, minimum=1, maximum=4096)
     launcher = find_launcher(request.on)
-    dumped = check_request(request, launcher, request.params, workers=parallel)
-    record = new_record(
+    dumped = launching.check_request(request, launcher, request.params, workers=parallel)
+    record = launching.new_record(
         request, settings={"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
     )
     directory = catalog.run_directory(session, record)
@@ -67,7 +60,9 @@ def run_planned(
         catalog.save(session, record)
         pool = TrialPool(
             session,
-            new_record(request, settings=launch_settings(request, launcher), study=record),
+            launching.new_record(
+                request, settings=launching.launch_settings(request, launcher), study=record
+            ),
             launcher,
             dumped,
             PlannedTrials(plan, metric),
@@ -126,7 +121,7 @@ def cross_validate(
     parallel: int,
 ) -> CrossValidation:
     """Train once for each fold on the rows of the other folds."""
-    check_integer("folds", folds, minimum=2, maximum=1000)
+    launching.check_integer("folds", folds, minimum=2, maximum=1000)
     dataset = request.dataset
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument("cross_validate needs dataset=.")
@@ -214,7 +209,7 @@ def ablate(
         raise InvalidArgument("ablate needs dataset=.", hint="dataset=store.get_training_dataset()")
     if direction not in ("max", "min"):
         raise InvalidArgument(f"direction={direction!r} is neither 'max' nor 'min'.")
-    check_integer("repeats", repeats, minimum=1, maximum=1000)
+    launching.check_integer("repeats", repeats, minimum=1, maximum=1000)
     ablated_components = components(dataset, features, layers)
     plan: list[Proposal] = []
     for component in (Component("whole"), *ablated_components):
@@ -336,7 +331,7 @@ def components(
     ]
     ablated_components += [Component(f"layer {layer}", layers=(layer,)) for layer in layers or ()]
     for component in ablated_components:
-        check_features(dataset, component.features)
+        launching.check_features(dataset, component.features)
     if not ablated_components:
         raise InvalidArgument(
             f"features={features!r} and layers={layers!r} contain no component to ablate.",

@@ -15,27 +15,10 @@ from featurestore.errors import (
     RunNotFound,
     listing,
 )
-from featurestore.experiments import catalog, functions, status
-from featurestore.experiments.launching import (
-    LaunchRequest,
-    check_integer,
-    check_request,
-    launch_settings,
-    load_run_dataset,
-    new_record,
-)
+from featurestore.experiments import catalog, functions, launching, spaces, status
+from featurestore.experiments.launching import LaunchRequest
 from featurestore.experiments.run import Run
-from featurestore.experiments.spaces import (
-    SAMPLERS,
-    STOPS,
-    PastTrial,
-    Sampling,
-    check_space,
-    check_strategies,
-    grid,
-    space_from_json,
-    strategy_name,
-)
+from featurestore.experiments.spaces import SAMPLERS, STOPS, PastTrial, Sampling
 from featurestore.experiments.status import Listener
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import display
@@ -154,7 +137,7 @@ class Study:
         launch = LaunchRequest(
             function,
             "search",
-            dataset=load_run_dataset(self.session, self.record),
+            dataset=launching.load_run_dataset(self.session, self.record),
             params=self.record.params,
             name=self.name,
             on=on or str(settings["on"]),
@@ -218,18 +201,18 @@ class SearchRequest:
 def search(session: Session, request: SearchRequest) -> RunRecord:
     """Run a search to completion and return the study record."""
     launcher = find_launcher(request.launch.on)
-    space = check_space(request.space)
-    check_strategies(request.sampler, request.stop, request.direction)
-    size = len(grid(space)) if request.sampler == "grid" else _MAX_TRIALS
+    space = spaces.check_space(request.space)
+    spaces.check_strategies(request.sampler, request.stop, request.direction)
+    size = len(spaces.grid(space)) if request.sampler == "grid" else _MAX_TRIALS
     trials = size
     if request.trials is not None:
-        check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
+        launching.check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
         trials = min(request.trials, size)
     elif request.sampler != "grid":
         raise InvalidArgument(
             "trials= is required: only a grid has a fixed number of trials.", hint="trials=20"
         )
-    check_integer("parallel", request.parallel, minimum=1, maximum=4096)
+    launching.check_integer("parallel", request.parallel, minimum=1, maximum=4096)
     if not isinstance(request.metric, str) or not request.metric.isidentifier():
         raise InvalidArgument(
             f"metric={request.metric!r} is not a valid name.", hint='metric="val_auc"'
@@ -240,20 +223,20 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
     fixed = functions.check_params(request.launch.params)
     # The sampled values do not exist yet; the check of the function needs only the names.
     probe = {**fixed, **dict.fromkeys(space)}
-    dumped = check_request(request.launch, launcher, probe, workers=request.parallel)
+    dumped = launching.check_request(request.launch, launcher, probe, workers=request.parallel)
     settings = {
         "on": launcher.name,
         "retries": request.launch.retries,
         "space": {name: parameter.to_json() for name, parameter in space.items()},
         "trials": trials,
         "parallel": request.parallel,
-        "sampler": strategy_name(request.sampler),
-        "stop": strategy_name(request.stop),
+        "sampler": spaces.strategy_name(request.sampler),
+        "stop": spaces.strategy_name(request.stop),
         "metric": request.metric,
         "direction": request.direction,
     }
     # The study records only the fixed parameters; each trial adds its sampled ones.
-    record = new_record(request.launch, settings=settings)
+    record = launching.new_record(request.launch, settings=settings)
     # Saved before the first worker starts, so that a crash leaves a study that can be resumed.
     catalog.save(session, record)
     return run_study(session, record, request, dumped)
@@ -263,8 +246,8 @@ def resume_study(session: Session, record: RunRecord, request: SearchRequest) ->
     """Resume a study."""
     launcher = find_launcher(request.launch.on)
     probe = {**record.params, **dict.fromkeys(record.settings["space"])}
-    dumped = check_request(request.launch, launcher, probe, workers=request.parallel)
-    check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
+    dumped = launching.check_request(request.launch, launcher, probe, workers=request.parallel)
+    launching.check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
     settings = {**record.settings, "trials": request.trials, "parallel": request.parallel}
     resumed = replace(record.running_again(), settings=settings)
     return run_study(session, resumed, request, dumped)
@@ -276,7 +259,7 @@ def run_study(
     """Run the remaining trials of a study and return its record."""
     launcher = find_launcher(request.launch.on)
     sampling = Sampling(
-        space_from_json(record.settings["space"]),
+        spaces.space_from_json(record.settings["space"]),
         sampler=request.sampler,
         stop=request.stop,
         direction=request.direction,
@@ -295,10 +278,10 @@ def run_study(
         )
         # ``trials`` is the total number, so the trials of earlier drivers count.
         proposals.next_number = len(past_trials)
-        settings = launch_settings(request.launch, launcher)
+        settings = launching.launch_settings(request.launch, launcher)
         pool = TrialPool(
             session,
-            new_record(request.launch, settings=settings, study=record),
+            launching.new_record(request.launch, settings=settings, study=record),
             launcher,
             dumped,
             proposals,

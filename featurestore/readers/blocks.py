@@ -21,18 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.plugins.format import PlaneReader, RecordAccess
-from featurestore.readers.batches import (
-    Arrays,
-    Blocks,
-    Packing,
-    StepRange,
-    WorkerEpoch,
-    add_masks,
-    fill_nulls,
-    padding_values,
-    padding_weights,
-    write_values,
-)
+from featurestore.readers import batches
+from featurestore.readers.batches import Arrays, Blocks, Packing, StepRange, WorkerEpoch
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
     NumpyArray,
@@ -171,7 +161,9 @@ class RecordBlocks:
                 if column.name in numbers:
                     # Fill nulls in place; raise an error for nulls that the manifest does not list.
                     present = self.access.present(records, column.name)
-                    fill_nulls(column, (numbers[column.name][chunk_rows], present), in_place=True)
+                    batches.fill_nulls(
+                        column, (numbers[column.name][chunk_rows], present), in_place=True
+                    )
             start = chunk_rows.stop
         for array in arrays:
             # Buffers are reused and contain values of earlier ranges.
@@ -218,7 +210,9 @@ class RecordBlocks:
 
     def _decode_column(self, records: Records, column: SelectedColumn) -> NumpyArray:
         """Decode the values of an ungrouped column."""
-        return fill_nulls(column, self.access.decode(records, [column.name])[column.name])[0]
+        return batches.fill_nulls(column, self.access.decode(records, [column.name])[column.name])[
+            0
+        ]
 
     def _decode_fixed_width(self, records: Records, column: SelectedColumn) -> NumpyArray:
         """Decode the values of an ungrouped column, with strings as fixed-width bytes.
@@ -228,7 +222,7 @@ class RecordBlocks:
         if _is_string(column) and column.fill is None:
             padded_strings = self.access.padded_texts(records, column.name)
             if padded_strings is not None:
-                return fill_nulls(
+                return batches.fill_nulls(
                     column, (padded_strings, self.access.present(records, column.name))
                 )[0]
         return self._decode_column(records, column)
@@ -403,9 +397,9 @@ class WindowBlocks:
             # Window numbers are the same in each epoch, but their rows differ.
             self._windows.clear()
         read = self._read_lanes if steps.worker_epoch.order.shuffle else self._read_ranges
-        result = add_masks(self.columns, read(steps))
+        result = batches.add_masks(self.columns, read(steps))
         if steps.has_padding_weights:
-            result[PADDING_WEIGHT] = padding_weights(steps.rows())
+            result[PADDING_WEIGHT] = batches.padding_weights(steps.rows())
         return result
 
     def _read_ranges(self, steps: StepRange) -> dict[str, Values]:
@@ -416,8 +410,8 @@ class WindowBlocks:
         for column in self.columns:
             # Padding rows are at the end of the last step.
             values = to_numpy(table[column.name], name=column.name)
-            columns[column.name] = padding_values(column, steps.row_count)
-            write_values(columns[column.name], 0, fill_nulls(column, values))
+            columns[column.name] = batches.padding_values(column, steps.row_count)
+            batches.write_values(columns[column.name], 0, batches.fill_nulls(column, values))
         return columns
 
     def _read_lanes(self, steps: StepRange) -> dict[str, Values]:
@@ -428,7 +422,7 @@ class WindowBlocks:
         by_lane: dict[str, Values] = {}
         for column in self.columns:
             # Reshaped views, so that windows are written directly into the result.
-            values, present = result[column.name] = padding_values(column, steps.row_count)
+            values, present = result[column.name] = batches.padding_values(column, steps.row_count)
             by_lane[column.name] = (
                 values.reshape(*shape, *values.shape[1:]),
                 None if present is None else present.reshape(shape),
@@ -472,7 +466,9 @@ class WindowBlocks:
         order = self._epoch_order.window_permutation(lane, window)
         result = {}
         for column in self.columns:
-            values, present = fill_nulls(column, to_numpy(table[column.name], name=column.name))
+            values, present = batches.fill_nulls(
+                column, to_numpy(table[column.name], name=column.name)
+            )
             if present is not None:
                 present = present[order]
             result[column.name] = values[order], present

@@ -224,21 +224,14 @@ class ReaderCheckpoint:
                 callbacks are added to ``callbacks``. ``validation_data=checks.distribute(strategy)``
                 is equivalent to ``validation=checks``.
         """
-        from featurestore.readers.keras import (
-            merge_histories,
-            overruns_epochs,
-            pop_validation_reader,
-            refuse_fit,
-            restore_callback_states,
-            validation_callback,
-        )
+        from featurestore.readers import keras
         from featurestore.readers.keras_losses import weight_losses_by_rows
 
         refuse_bytes_labels(self.reader.manifest, self.reader.columns)
-        refuse_fit(model)
+        keras.refuse_fit(model)
         refuse_metrics_over_padding(self.reader, model)
         weight_losses_by_rows(model)
-        validation_reader = pop_validation_reader(validation, options)
+        validation_reader = keras.pop_validation_reader(validation, options)
         if class_weights is None:
             class_weights = options.pop("class_weight", None)
         data = self.reader if class_weights is None else self.reader.weighed(class_weights)
@@ -250,15 +243,15 @@ class ReaderCheckpoint:
         # Restoring is watched, too, since it waits for the storage and for the other workers.
         with self.heartbeat(directory=heartbeat_dir, timeout=timeout) as heartbeat:
             epoch, step = self.restore()
-            if self._restored_states is not None and restore_callback_states(
+            if self._restored_states is not None and keras.restore_callback_states(
                 user_callbacks, self._restored_states
             ):
-                return merge_histories(model, [])
+                return keras.merge_histories(model, [])
             heartbeat.extend()
             while epoch < epochs:
                 # Keras counts complete epochs, so a partial first epoch needs its own ``fit`` call,
                 # and so does an epoch whose dataset must end with its last step.
-                is_single = step or overruns_epochs(model, self.reader.steps_per_epoch)
+                is_single = step or keras.overruns_epochs(model, self.reader.steps_per_epoch)
                 last = epoch + 1 if is_single else epochs
                 callbacks = self._fit_callbacks(
                     model,
@@ -269,7 +262,7 @@ class ReaderCheckpoint:
                 )
                 if validation_reader is not None:
                     # It comes first, so that all callbacks see the metrics of the validation.
-                    metrics = validation_callback(
+                    metrics = keras.validation_callback(
                         model, validation_reader, frequency=frequency, after_batch=heartbeat.extend
                     )
                     callbacks.insert(0, metrics)
@@ -294,7 +287,7 @@ class ReaderCheckpoint:
                 if getattr(model, "stop_training", False):
                     break
                 epoch, step = last, 0
-        return merge_histories(model, histories)
+        return keras.merge_histories(model, histories)
 
     def _fit_callbacks(
         self,
@@ -389,11 +382,11 @@ class _FitProgress:
 
     def start(self) -> None:
         """Restore the callback states, which Keras resets at the start of ``fit``."""
-        from featurestore.readers.keras import restore_callback_states
+        from featurestore.readers import keras
 
         restored = self.checkpoint._restored_states
         if restored is not None:
-            restore_callback_states(self.callbacks, restored)
+            keras.restore_callback_states(self.callbacks, restored)
             # Only the first ``fit`` call restores: later calls continue with the current states.
             self.checkpoint._restored_states = None
 

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -31,6 +31,7 @@ from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.online import OnlineStore
 from featurestore.registry.origins import VIEW
 from featurestore.retrieval.catalog import pinned_source
+from featurestore.serving import vector_plan
 from featurestore.serving.layout import ValueLayout, ValueStatus
 from featurestore.serving.ownership import check_published
 from featurestore.serving.seals import find_damaged
@@ -38,17 +39,7 @@ from featurestore.serving.state import GroupState, PublishedView, ViewState
 from featurestore.serving.stores import OnlineReads, StoreClock, open_online_store
 from featurestore.serving.value_reads import DirectReads, ServedBatch, ValueReader
 from featurestore.serving.vector_log import LogState, VectorLog
-from featurestore.serving.vector_plan import (
-    Computation,
-    EntityParser,
-    GroupRead,
-    VectorPlan,
-    entity_columns,
-    infer_type,
-    label_time_column,
-    missing_column_error,
-    plan_vector,
-)
+from featurestore.serving.vector_plan import Computation, EntityParser, GroupRead, VectorPlan
 from featurestore.serving.vectors import (
     Entities,
     FeatureVector,
@@ -100,8 +91,9 @@ class ServedRows:
     now: int
 
 
-# Yields the keys to read, and receives their values.
-Reads = Generator[list[bytes], list[bytes | None], ServedRows]
+Result = TypeVar("Result")
+# Yields the keys to read, receives their values, and returns a result.
+Reads: TypeAlias = Generator[list[bytes], list[bytes | None], Result]
 
 
 @dataclass(frozen=True)
@@ -158,8 +150,8 @@ class VectorServer:
         inputs: dict[str, pa.DataType] = {}
         if form is not None:
             inputs = dict(zip(form.schema.names, form.schema.types, strict=True))
-        self._entity = entity_columns(session, spec, inputs)
-        self._time_column = label_time_column(session, spec)
+        self._entity = vector_plan.entity_columns(session, spec, inputs)
+        self._time_column = vector_plan.label_time_column(session, spec)
         self._untyped = [name for name, dtype in self._entity.types.items() if dtype is None]
         # By the types of request columns that nothing but their values determines.
         self._programs: dict[tuple[pa.DataType, ...], Program] = {}
@@ -253,34 +245,14 @@ class VectorServer:
         arguments are those of ``get_vector``. ``entities`` is a list of dicts, or a dataframe with an
         entity in each row. An entity without values does not fail the others.
         """
-        entities = entity_rows(entities)
-        program, keys = self._direct_keys(entities, as_)
-        if program is not None and keys is not None:
-            vectors = self._direct_vectors(program, keys, self._online_reads.read(keys), as_)
-            if vectors is not None:
-                return vectors
-        return self._vectors(self._read(entities), as_)
+        return self._drive(self._vectors(entities, as_))
 
     def read_batch(self, entities: Entities, *, at: int | None = None) -> ServedBatch:
         """Return the vectors of entities as a record batch, with their origin.
 
         ``at`` is the instant for which the values are read, in microseconds; None means now.
         """
-        entities = entity_rows(entities)
-        program, keys = self._direct_keys(entities, "arrow")
-        if program is not None and keys is not None and program.direct is not None:
-            values = self._online_reads.read(keys)
-            if values[0] == program.state_content:
-                self._check_values(keys, values)
-                now = self._clock.now_micros() if at is None else at
-                batch, statuses = program.direct.batch(values, program.form.schema, now)
-                return ServedBatch(batch, statuses, program.groups, program.delta_versions, now)
-        served = self._read(entities, at)
-        program = served.program
-        batch = program.form.to_batch(served.rows)
-        return ServedBatch(
-            batch, served.statuses, program.groups, program.delta_versions, served.now
-        )
+        return self._drive(self._batch(entities, at))
 
     async def aget_vector(self, entity: Mapping[str, Any], *, as_: Form = "dict") -> Any:
         """Return the vector of one entity without blocking the event loop; see ``get_vector``."""
@@ -289,14 +261,13 @@ class VectorServer:
 
     async def aget_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
         """Return several vectors without blocking the event loop; see ``get_vectors``."""
-        entities = entity_rows(entities)
-        program, keys = self._direct_keys(entities, as_)
-        if program is not None and keys is not None:
-            values = await self._online_reads.read_async(keys)
-            vectors = self._direct_vectors(program, keys, values, as_)
-            if vectors is not None:
-                return vectors
-        return self._vectors(await self._read_async(entities), as_)
+        reads = self._vectors(entities, as_)
+        try:
+            keys = next(reads)
+            while True:
+                keys = reads.send(await self._online_reads.read_async(keys))
+        except StopIteration as finished:
+            return finished.value
 
     def close(self) -> None:
         """Close the connections to the online store, and write the logged vectors.
@@ -321,33 +292,73 @@ class VectorServer:
 
     # -- reads ----------------------------------------------------------------------------
 
+    def _drive(self, reads: Reads[Result]) -> Result:
+        """Return the result of reads, whose keys are read one round trip after the other."""
+        try:
+            keys = next(reads)
+            while True:
+                keys = reads.send(self._online_reads.read(keys))
+        except StopIteration as finished:
+            result: Result = finished.value
+            return result
+
+    def _vectors(self, entities: Entities, form: Form) -> Reads[Any]:
+        """Read the vectors of entities in a form."""
+        entities = entity_rows(entities)
+        direct = self._direct_keys(entities, form)
+        if direct is not None:
+            program, reads, keys = direct
+            values = yield keys
+            # Otherwise, the view was published again.
+            if values[0] == program.state_content:
+                self._check_values(keys, values)
+                return self._direct_vectors(program, reads, values, form)
+        return self._convert((yield from self._rows(entities, None)), form)
+
+    def _batch(self, entities: Entities, at: int | None) -> Reads[ServedBatch]:
+        """Read the vectors of entities as a record batch."""
+        entities = entity_rows(entities)
+        direct = self._direct_keys(entities, "arrow")
+        if direct is not None:
+            program, reads, keys = direct
+            values = yield keys
+            if values[0] == program.state_content:
+                self._check_values(keys, values)
+                now = self._clock.now_micros() if at is None else at
+                batch, statuses = reads.batch(values, program.form.schema, now)
+                return ServedBatch(batch, statuses, program.groups, program.delta_versions, now)
+        served = yield from self._rows(entities, at)
+        program = served.program
+        batch = program.form.to_batch(served.rows)
+        return ServedBatch(
+            batch, served.statuses, program.groups, program.delta_versions, served.now
+        )
+
     def _direct_keys(
         self, entities: Sequence[Mapping[str, Any]], form: Form
-    ) -> tuple[Program | None, list[bytes] | None]:
-        """Return the keys of the fast path with its program, or None if it does not apply."""
+    ) -> tuple[Program, DirectReads, list[bytes]] | None:
+        """Return the program of the fast path and the keys to read, or None if it does not apply."""
         # Every request calls this method first.
         self._session.record_read(VIEW, self._spec.name, self._spec.version)
         check_form(form)
         program = self._programs.get(())
         if program is None or program.direct is None or self._is_check_due():
-            return None, None
-        return program, program.direct.keys(entities)
+            return None
+        keys = program.direct.keys(entities)
+        return None if keys is None else (program, program.direct, keys)
 
     def _direct_vectors(
-        self, program: Program, keys: Sequence[bytes], values: Sequence[bytes | None], form: Form
+        self, program: Program, reads: DirectReads, values: Sequence[bytes | None], form: Form
     ) -> Any:
-        """Return the vectors of the fast path, or None if the view was published again."""
-        if program.direct is None or values[0] != program.state_content:
-            return None
-        self._check_values(keys, values)
+        """Return the vectors of the fast path."""
         now = self._clock.now_micros()
         schema = program.form.schema
         if form == "dict":
-            vectors = program.direct.vectors(values, program.groups, now)
+            vectors = reads.vectors(values, program.groups, now)
             if self._log is not None:
                 self._log.add(schema, vectors, now)
             return vectors
-        batch, _ = program.direct.batch(values, schema, now)
+        batch, _ = reads.batch(values, schema, now)
         if self._log is not None:
             self._log.add_batch(batch, now)
         return convert_batch(batch, form)
@@ -361,26 +372,8 @@ class VectorServer:
         if find_damaged(keys[1:], values[1:]) is not None:
             raise self._view.damaged_value_error()
 
-    def _read(self, entities: Sequence[Mapping[str, Any]], at: int | None = None) -> ServedRows:
-        reads = self._reads(entities, at)
-        try:
-            keys = next(reads)
-            while True:
-                keys = reads.send(self._online_reads.read(keys))
-        except StopIteration as finished:
-            return finished.value
-
-    async def _read_async(self, entities: Sequence[Mapping[str, Any]]) -> ServedRows:
-        reads = self._reads(entities, None)
-        try:
-            keys = next(reads)
-            while True:
-                keys = reads.send(await self._online_reads.read_async(keys))
-        except StopIteration as finished:
-            return finished.value
-
-    def _reads(self, entities: Sequence[Mapping[str, Any]], at: int | None) -> Reads:
-        """Yield the keys of each round trip, receive their values, and return the rows."""
+    def _rows(self, entities: Sequence[Mapping[str, Any]], at: int | None) -> Reads[ServedRows]:
+        """Read the rows of entities, with one round trip for each stage of the program."""
         types = self._request_types(entities) if self._untyped else ()
         program = self._programs.get(types)
         if program is None or self._is_check_due():
@@ -443,11 +436,13 @@ class VectorServer:
             for entity in entities:
                 check_entity(entity, self.entity)
                 if name not in entity:
-                    raise missing_column_error(name, entity, self.entity, view=self._spec.name)
-            types.append(infer_type([entity[name] for entity in entities], name=name))
+                    raise vector_plan.missing_column_error(
+                        name, entity, self.entity, view=self._spec.name
+                    )
+            types.append(vector_plan.infer_type([entity[name] for entity in entities], name=name))
         return tuple(types)
 
-    def _vectors(self, served: ServedRows, form: Form) -> Any:
+    def _convert(self, served: ServedRows, form: Form) -> Any:
         """Convert rows to vectors."""
         vector_form = served.program.form
         if self._log is not None:
@@ -565,7 +560,7 @@ class VectorServer:
             ]
             entity = pa.schema(fields)
             try:
-                return entity, plan_vector(self._session, self._spec, entity)
+                return entity, vector_plan.plan_vector(self._session, self._spec, entity)
             except InvalidSql as error:
                 refusal = refusal or error
         assert refusal is not None

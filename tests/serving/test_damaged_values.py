@@ -70,7 +70,7 @@ def read_arrow(server: VectorServer) -> list[Any]:
 
 def read_general(server: VectorServer) -> list[Any]:
     """Read by the path of computations."""
-    rows: list[Any] = server._read([{"id": key} for key in KEYS]).rows
+    rows: list[Any] = server._drive(server._rows([{"id": key} for key in KEYS], None)).rows
     return [{name: row[name] for name in row if name != "id"} for row in rows]
 
 

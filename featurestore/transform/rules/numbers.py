@@ -10,15 +10,8 @@ from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject
 from featurestore.model.statistics import ColumnStatistics
 from featurestore.readers.columns import Tensor
 from featurestore.transform.ops import Ops, Value, log1p, sine_and_cosine
-from featurestore.transform.rules.rule import (
-    Rule,
-    ValueSample,
-    mean_and_deviation,
-    most_frequent,
-    no_values_to_fit_error,
-    quantile,
-    round_factor,
-)
+from featurestore.transform.rules import rule
+from featurestore.transform.rules.rule import Rule, ValueSample
 from featurestore.transform.steps import DTYPES, Form, Step
 
 STRATEGIES = ("mean", "median", "most_frequent")
@@ -78,8 +71,8 @@ class Standardize(ScaleRule):
     def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
-            raise no_values_to_fit_error(step)
-        mean, deviation = mean_and_deviation(values, counts)
+            raise rule.no_values_to_fit_error(step)
+        mean, deviation = rule.mean_and_deviation(values, counts)
         return _scale_parameters(mean, deviation)
 
     def from_statistics(
@@ -103,7 +96,7 @@ class MinMax(ScaleRule):
     def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values, _ = sample.numbers()
         if not len(values):
-            raise no_values_to_fit_error(step)
+            raise rule.no_values_to_fit_error(step)
         return self._scale_range(step, float(values[0]), float(values[-1]))
 
     def from_statistics(
@@ -134,8 +127,8 @@ class Robust(ScaleRule):
     def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         values, counts = sample.numbers()
         if not len(values):
-            raise no_values_to_fit_error(step)
-        low, middle, high = (quantile(values, counts, share) for share in (0.25, 0.5, 0.75))
+            raise rule.no_values_to_fit_error(step)
+        low, middle, high = (rule.quantile(values, counts, share) for share in (0.25, 0.5, 0.75))
         return _scale_parameters(middle, high - low)
 
 
@@ -228,7 +221,7 @@ def _scale_parameters(
     """Return offset, factor and shift of a linear scaling; a constant column has the factor 1."""
     factor = 1.0
     if _MIN_WIDTH < spread < _MAX_WIDTH:
-        factor = round_factor(width / spread)
+        factor = rule.round_factor(width / spread)
     return {"offset": offset, "factor": factor, "shift": shift}
 
 
@@ -262,18 +255,18 @@ class Impute(Rule):
     def fit(self, step: Step, sample: ValueSample, form: Form) -> JsonMapping:
         fill = step.options["value"]
         if fill == "most_frequent":
-            top_values = most_frequent(sample.by_frequency(), 1)
+            top_values = rule.most_frequent(sample.by_frequency(), 1)
             if not top_values:
-                raise no_values_to_fit_error(step)
+                raise rule.no_values_to_fit_error(step)
             return {"value": top_values[0]}
         if form.value_type == "text" or fill not in STRATEGIES:
             return {"value": fill}
         values, counts = sample.numbers()
         if not len(values):
-            raise no_values_to_fit_error(step)
+            raise rule.no_values_to_fit_error(step)
         if fill == "mean":
-            return {"value": mean_and_deviation(values, counts)[0]}
-        return {"value": quantile(values, counts, 0.5)}
+            return {"value": rule.mean_and_deviation(values, counts)[0]}
+        return {"value": rule.quantile(values, counts, 0.5)}
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form

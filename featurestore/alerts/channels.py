@@ -69,7 +69,7 @@ def remove_channel(session: Session, name: str) -> None:
     with session.registry.transaction() as connection:
         if alerts.remove_channel(connection, name):
             return
-        names = [each.name for each in alerts.channels(connection)]
+        names = [channel.name for channel in alerts.channels(connection)]
     raise InvalidArgument(
         f"Unknown alert channel {name!r}. Available: {listing(names)}.",
         hint=did_you_mean(name, names),

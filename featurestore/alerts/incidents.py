@@ -75,7 +75,7 @@ def update_incidents(
     evaluated = open_incidents if families is None else families
     ended = [family for family in open_incidents if family in evaluated and family not in lines_now]
     reminders = {family: lines_now[family] for family in open_incidents if family in lines_now}
-    last_message = max((each.reminded for each in open_incidents.values()), default=now)
+    last_message = max((incident.reminded for incident in open_incidents.values()), default=now)
     remind = spec.alerts.remind
     is_due = remind is not None and now - last_message >= remind
     if started:
@@ -134,8 +134,10 @@ def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:
 def _send_waiting(session: Session, deadline: float) -> int:
     """Claim and send the due messages of trusted channels until a deadline."""
     with session.registry.reading() as connection:
-        channels = {each.name: each for each in alerts.channels(connection)}
-        untrusted = [each.name for each in channels.values() if not is_trusted(session, each)]
+        channels = {channel.name: channel for channel in alerts.channels(connection)}
+        untrusted = [
+            channel.name for channel in channels.values() if not is_trusted(session, channel)
+        ]
         # Messages of other machines' channels would fill the batch at each call.
         messages = alerts.due_messages(connection, limit=_BATCH_SIZE, excluded_channels=untrusted)
     if untrusted:

@@ -318,7 +318,9 @@ def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefin
     definitions: list[JobDefinition] = module.setdefault(DEFINED_JOBS, [])
     definition = replace(definition, position=calling_position(module))
     if module.get("__name__") == "__main__":  # a repeated notebook cell replaces its jobs
-        definitions[:] = [each for each in definitions if each.spec.name != definition.spec.name]
+        definitions[:] = [
+            earlier for earlier in definitions if earlier.spec.name != definition.spec.name
+        ]
     definitions.append(definition)
     return definition
 
@@ -402,7 +404,7 @@ def _complete_input_times(
 
 def check_channel_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """Validate the names of alert channels."""
-    return tuple(check_name(each, noun="alert channel") for each in as_tuple(names))
+    return tuple(check_name(name, noun="alert channel") for name in as_tuple(names))
 
 
 def plain_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:

@@ -370,7 +370,7 @@ def _commit_rows(
         validation=work.options.validation,
         run_id=run.run_id,
         # The reads of sources are recorded with their snapshots, in ``reads``.
-        inputs=tuple(each.to_json() for each in run.inputs if each.kind != "source"),
+        inputs=tuple(pinned.to_json() for pinned in run.inputs if pinned.source_type != "source"),
         reads=reads or None,
         window=target.build_windows_metadata(
             spec, work, window, len(run.windows), first_changed=upsert.first_deleted

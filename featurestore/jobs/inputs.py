@@ -64,7 +64,7 @@ class PinnedInput:
     """
 
     name: str
-    kind: Literal["group", "delta", "parquet", "source"]
+    source_type: Literal["group", "delta", "parquet", "source"]
     source: str
     path: str
     time: str | None
@@ -181,12 +181,17 @@ def _add_aggregate_lineage(
     pinned: Sequence[PinnedInput], job: WindowJob
 ) -> tuple[PinnedInput, ...]:
     """Add the lineage of the aggregates to the inputs of a window job."""
-    lineages: dict[str, list[WindowLineage]] = {each.name: [] for each in pinned}
-    versions = {each.name: each.version for each in pinned}
+    lineages: dict[str, list[WindowLineage]] = {pinned_input.name: [] for pinned_input in pinned}
+    versions = {pinned_input.name: pinned_input.version for pinned_input in pinned}
     for feature in job.windows:
         name = input_name(feature)
         lineages[name].append(WindowLineage.from_feature(feature, version=versions[name]))
-    return tuple([replace(each, windows=tuple(lineages[each.name])) for each in pinned])
+    return tuple(
+        [
+            replace(pinned_input, windows=tuple(lineages[pinned_input.name]))
+            for pinned_input in pinned
+        ]
+    )
 
 
 def make_read_range(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
@@ -209,7 +214,7 @@ def read_input(
 ) -> Relation:
     """Read the rows of an input in ``[window.start - lookback, window.end)``."""
     engine = session.engine
-    if pinned.kind == "parquet":
+    if pinned.source_type == "parquet":
         relation = engine.read_files([pinned.path])
     elif pinned.spec is not None:
         schema = pinned.spec.schema
@@ -290,7 +295,7 @@ class SourceInputs:
         # are consistent.
         by_source: dict[str, list[PinnedInput]] = {}
         for pinned in self.inputs:
-            if pinned.kind == "source":
+            if pinned.source_type == "source":
                 name = self.work.sources[pinned.name].source
                 by_source.setdefault(name, []).append(pinned)
         staged = {}

@@ -127,13 +127,15 @@ def read_versions(run: JobRun) -> RecordedVersions:
     writers = {*writers_of(run.group)} - {run.spec.name}
     last_runs: dict[tuple[str, Window], str] = {}
     own_windows = set()
-    for each in computations.sort_by("sequence").to_pylist():
-        window = Window(from_micros(each["window_start"]), from_micros(each["window_end"]))
-        job = each["job"] if each["job"] in writers else run.spec.name
+    for computation in computations.sort_by("sequence").to_pylist():
+        window = Window(
+            from_micros(computation["window_start"]), from_micros(computation["window_end"])
+        )
+        job = computation["job"] if computation["job"] in writers else run.spec.name
         if job == run.spec.name:
             own_windows.add(window)
-        if each["run"] in committed_runs or not is_complete:
-            last_runs[job, window] = each["run"]
+        if computation["run"] in committed_runs or not is_complete:
+            last_runs[job, window] = computation["run"]
     replaced = find_overlapping(run.spec.schedule, run.windows, own_windows)
     with run.session.registry.reading() as connection:
         ignored = runs.find_windows(connection, run.spec.name, states=[runs.REPLACED])

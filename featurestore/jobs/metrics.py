@@ -237,14 +237,16 @@ class _StoreGauges:
                 if report is None:
                     continue
                 name = job.spec.name
-                for each in _STATES:
-                    state.labels(name, each).set(float(report.state == each))
+                for state_name in _STATES:
+                    state.labels(name, state_name).set(float(report.state == state_name))
                 rows.labels(name).set(report.rows)
                 alarm_counts = Counter(finding.kind for finding in report.alarms)
-                for kind in sorted({finding.kind for finding in report.findings}):
-                    alarms.labels(name, kind).set(alarm_counts[kind])
-                    excesses = [each.excess for each in report.findings if each.kind == kind]
-                    excess.labels(name, kind).set(max(excesses))
+                for family in sorted({finding.kind for finding in report.findings}):
+                    alarms.labels(name, family).set(alarm_counts[family])
+                    excesses = [
+                        finding.excess for finding in report.findings if finding.kind == family
+                    ]
+                    excess.labels(name, family).set(max(excesses))
                 for finding in report.findings:
                     if finding.kind == "metric" and finding.value is not None and metrics_left:
                         metric.labels(name, finding.subject).set(finding.value)

@@ -336,11 +336,13 @@ class WindowedQuery:
             windowed: The position of the windowed table.
         """
         _check_clauses(join, _JOIN_CLAUSES)
-        method, side, kind = (str(join.args.get(name) or "") for name in ("method", "side", "kind"))
-        is_inner = side == "" and kind in _INNER
-        keeps_left = side in ("", "LEFT") and kind in ("SEMI", "ANTI")
-        keeps_left = keeps_left or (side == "LEFT" and kind in _OUTER)
-        keeps_right = side == "RIGHT" and kind in _OUTER
+        method, side, join_kind = (
+            str(join.args.get(name) or "") for name in ("method", "side", "kind")
+        )
+        is_inner = side == "" and join_kind in _INNER
+        keeps_left = side in ("", "LEFT") and join_kind in ("SEMI", "ANTI")
+        keeps_left = keeps_left or (side == "LEFT" and join_kind in _OUTER)
+        keeps_right = side == "RIGHT" and join_kind in _OUTER
         if number > windowed:
             is_allowed = is_inner or keeps_left
         elif number == windowed:
@@ -376,7 +378,9 @@ def find_parameters(node: exp.Expr) -> list[exp.Expr]:
     from sqlglot import exp
 
     parameters = node.find_all(exp.Parameter, exp.Placeholder)
-    return [each for each in parameters if not isinstance(each.parent, exp.Parameter)]
+    return [
+        parameter for parameter in parameters if not isinstance(parameter.parent, exp.Parameter)
+    ]
 
 
 def quote_sql(node: exp.Expr) -> str:

@@ -70,7 +70,7 @@ def stream_commits(session: Session, spec: JobSpec) -> list[StreamCommit]:
     if not versions:
         return []
     path = session.featuregroup_path(spec.target, max(versions))
-    return [each for each in _iter_stream_commits(path) if each.job == spec.name]
+    return [commit for commit in _iter_stream_commits(path) if commit.job == spec.name]
 
 
 def _iter_stream_commits(path: str) -> Iterator[StreamCommit]:
@@ -90,7 +90,7 @@ def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
         offsets = {int(number): int(end) for number, end in dict(metadata["offsets"]).items()}
         job, run, topic = metadata["job"], metadata["run"], metadata["topic"]
         identity = metadata.get("topic_id")
-        if not all(isinstance(each, str) for each in (job, run, topic, identity or "")):
+        if not all(isinstance(text, str) for text in (job, run, topic, identity or "")):
             return None
         return StreamCommit(job, run, topic, identity, offsets, int(metadata["bad"]), commit)
     # Any program can write commit metadata, so invalid metadata must not prevent a recovery.
@@ -102,15 +102,17 @@ def restore_stream_runs(connection: Connection, path: str) -> None:
     """Restore the runs of stream jobs from the commits of a table."""
     runs_by_id: dict[str, Run] = {}
     # The history is newest first; a run starts with its oldest commit.
-    for each in reversed(list(_iter_stream_commits(path))):
-        commit = each.commit
-        earlier = runs_by_id.get(each.run)
+    for stream_commit in reversed(list(_iter_stream_commits(path))):
+        commit = stream_commit.commit
+        earlier = runs_by_id.get(stream_commit.run)
         if earlier is None:
             window = Window(commit.time, commit.time)
-            earlier = Run(each.run, each.job, 0, window, 1, runs.DONE, "restored", rows=0)
+            earlier = Run(
+                stream_commit.run, stream_commit.job, 0, window, 1, runs.DONE, "restored", rows=0
+            )
             earlier = replace(earlier, started=commit.time)
         rows = (earlier.rows or 0) + commit.rows_in
-        runs_by_id[each.run] = replace(
+        runs_by_id[stream_commit.run] = replace(
             earlier, rows=rows, ended=commit.time, delta_version=commit.version
         )
     for run in runs_by_id.values():
@@ -129,13 +131,13 @@ def restore_stream(
     path = session.featuregroup_path(spec.target, max(versions))
     offsets: dict[int, int] = {}
     bad, last = 0, None
-    for each in _iter_stream_commits(path):
-        if each.job != spec.name or each.topic != stream.topic:
+    for stream_commit in _iter_stream_commits(path):
+        if stream_commit.job != spec.name or stream_commit.topic != stream.topic:
             continue
-        last = last or each
-        bad += each.bad
+        last = last or stream_commit
+        bad += stream_commit.bad
         # Commits are newest first, so the offsets of earlier iterations are kept.
-        offsets = {**each.offsets, **offsets}
+        offsets = {**stream_commit.offsets, **offsets}
     if last is None:
         return
     jobs.record_offsets(connection, spec.name, last.topic, offsets, ends={})
@@ -193,7 +195,9 @@ def restore(
     writers = {*select_writers(specs, spec.target)} - {spec.name, *former}
     for version in featuregroups.versions(connection, spec.target):
         path = session.featuregroup_path(spec.target, version)
-        own_commits = [each for each in job_commits(path) if each.job not in writers]
+        own_commits = [
+            job_commit for job_commit in job_commits(path) if job_commit.job not in writers
+        ]
         for job_commit, windows in reversed(list(iter_visible_windows(spec, own_commits))):
             run = _to_run(job_commit)
             runs.restore(connection, run)
@@ -292,8 +296,12 @@ def revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:
 
 def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
     """Record a stream run as failed because its process died, with the rows it committed."""
-    commits = [each for each in stream_commits(session, spec) if each.run == run.run_id]
-    rows = sum(each.commit.rows_in for each in commits)
+    commits = [
+        stream_commit
+        for stream_commit in stream_commits(session, spec)
+        if stream_commit.run == run.run_id
+    ]
+    rows = sum(stream_commit.commit.rows_in for stream_commit in commits)
     last_version = commits[0].commit.version if commits else None
     error = "The process died."
     hint = "its committed micro-batches remain; the next run continues after them"

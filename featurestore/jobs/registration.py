@@ -169,7 +169,7 @@ def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[s
 def check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
     """Raise an error for jobs whose alert channels are not registered in the store."""
     with session.registry.reading() as connection:
-        channel_names = [each.name for each in alerts.channels(connection)]
+        channel_names = [channel.name for channel in alerts.channels(connection)]
     for spec in specs:
         unknown = [name for name in spec.alerts.channels if name not in channel_names]
         if unknown:
@@ -319,7 +319,7 @@ def load_registered(name: str, file: JobFile) -> JobDefinition:
     origin = file.origin
     with _loading:
         module = _registered_module(name, file)
-        definitions = {each.spec.name: each for each in jobs_in_module(module)}
+        definitions = {definition.spec.name: definition for definition in jobs_in_module(module)}
     if name not in definitions:
         raise InvalidJob(
             f"Job {name!r} is no longer defined in {origin}. Available: {listing(definitions)}.",

@@ -182,7 +182,7 @@ def _start_run(run: JobRun, record: Run) -> tuple[JobRun, Run]:
         with session.registry.transaction() as connection:
             runs.begin(connection, record)
         raise
-    run_inputs: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
+    run_inputs: dict[str, Any] = {"inputs": [pinned.to_json() for pinned in inputs]}
     transaction = None
     if isinstance(work, TrainingWork):
         # After a crash, a later version than this one is the output of the run.

@@ -413,7 +413,9 @@ def _suggest_expression(expression: str) -> str | None:
     suggestions += [
         re.sub(pattern, replacement, standard) for pattern, replacement in _REPAIRS.items()
     ]
-    return next((each for each in suggestions if _find_problem(each) is None), None)
+    return next(
+        (suggestion for suggestion in suggestions if _find_problem(suggestion) is None), None
+    )
 
 
 def _import_cronsim() -> type[CronSim]:

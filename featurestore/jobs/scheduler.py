@@ -314,7 +314,7 @@ def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
     start_thread(set_stop, name="stop")
     signals = (signal.SIGTERM, signal.SIGINT)
     previous_handlers = [
-        signal.signal(each, lambda number, _: received.put(number)) for each in signals
+        signal.signal(number, lambda number, _: received.put(number)) for number in signals
     ]
     try:
         yield

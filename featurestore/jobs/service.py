@@ -298,12 +298,12 @@ class JobPlan:
     @property
     def rows(self) -> int:
         """The estimated number of rows to read."""
-        return sum(each.rows for each in self.inputs)
+        return sum(planned.rows for planned in self.inputs)
 
     @property
     def bytes(self) -> int:
         """The estimated number of bytes to read."""
-        return sum(each.bytes for each in self.inputs)
+        return sum(planned.bytes for planned in self.inputs)
 
     def _repr_html_(self) -> str:
         return display.preformatted(str(self))
@@ -324,11 +324,11 @@ class JobPlan:
             f"{last.end.isoformat()}",
             f"reads about {self.rows:,} rows, {self.bytes:,} bytes; {duration}",
         ]
-        for each in self.inputs:
-            source = each.source
-            if each.delta_version is not None:
-                source += f" at Delta version {each.delta_version}"
-            lines.append(f"  {each.name}: {source}, rows: about {each.rows:,}")
+        for planned in self.inputs:
+            source = planned.source
+            if planned.delta_version is not None:
+                source += f" at Delta version {planned.delta_version}"
+            lines.append(f"  {planned.name}: {source}, rows: about {planned.rows:,}")
         for feature in self.features:
             lines.append(f"  {feature}")
         return "\n".join(lines)
@@ -406,9 +406,9 @@ def _estimate_volume(
 
 def _file_volumes(pinned: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
     """Yield rows, bytes and, if known, the minimum and maximum time of each file."""
-    if pinned.kind == "source":
+    if pinned.source_type == "source":
         return  # planning connects to nothing
-    if pinned.kind == "parquet":
+    if pinned.source_type == "parquet":
         for path in parquet_files(pinned.path):
             yield read_file_volume(path, pinned.time)
         return

@@ -76,7 +76,7 @@ def check_targets(
         InvalidJob: Another job writes the group, and the definitions do not share it.
     """
     registered_jobs = {job.spec.name: job for job in jobs.list_all(connection)}
-    former = [each for each, job in registered_jobs.items() if registration.removes(job)]
+    former = [job_name for job_name, job in registered_jobs.items() if registration.removes(job)]
     specs = {
         job_name: job.spec for job_name, job in registered_jobs.items() if job_name not in former
     } | dict(registration.specs)

@@ -104,9 +104,9 @@ def find_changes(
     # Runs of earlier releases have no identities of their inputs.
     if recorded.get("identity", pinned.identity) != pinned.identity:
         return [_EVERYTHING]
-    if pinned.kind == "source":
+    if pinned.source_type == "source":
         return []  # sources report no changes: lookback= and upserts handle late rows
-    if pinned.kind == "parquet":
+    if pinned.source_type == "parquet":
         if pinned.fingerprint == recorded.get("fingerprint"):
             return []
         return list(_find_file_changes(pinned, recorded, since))
@@ -126,7 +126,7 @@ def _changed_windows(
     range_of = make_read_range(spec)
     for window, state in computed.items():
         low, high = range_of(window)
-        recorded_inputs = {each["input"]: each for each in state.inputs.get("inputs", ())}
+        recorded_inputs = {record["input"]: record for record in state.inputs.get("inputs", ())}
         for pinned in inputs:
             # The windows of a run have the same recorded inputs, so their changes are searched only
             # once.
@@ -169,7 +169,7 @@ def _find_table_changes(pinned: PinnedInput, before: int, now: int) -> Iterator[
 def _changed_files(actions: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the files that a commit adds and removes, except rewrites of the same rows."""
     actions_of_files = [
-        action[kind] for action in actions for kind in ("add", "remove") if action.get(kind)
+        action[name] for action in actions for name in ("add", "remove") if action.get(name)
     ]
     # Compactions have dataChange=false: by the Delta protocol, they only rearrange existing rows.
     return [file["path"] for file in actions_of_files if file.get("dataChange", True)]

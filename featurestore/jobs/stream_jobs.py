@@ -281,7 +281,7 @@ def _rename_columns(
     for foreign, column in zip(columns.names, renamed, strict=True):
         if foreign != column:
             foreign_names[column] = foreign
-    return pa.schema([pa.field(column, kind) for column, kind in fields]), foreign_names
+    return pa.schema([pa.field(column, dtype) for column, dtype in fields]), foreign_names
 
 
 def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:

@@ -155,7 +155,7 @@ def _write_dataset(work: TrainingWork, run: JobRun) -> RunOutput:
 
 def _build_request(job: str, work: TrainingWork, arguments: Mapping[str, Any]) -> TrainingRequest:
     """Build the request for the next version from the return value of the job function."""
-    argument_names = {each.name for each in fields(TrainingRequest)} - {"name"}
+    argument_names = {field.name for field in fields(TrainingRequest)} - {"name"}
     unknown = [key for key in arguments if key not in argument_names]
     if unknown:
         raise InvalidJob(
@@ -178,7 +178,9 @@ def _inputs_changed(run: JobRun) -> bool:
         finished_runs = runs.runs_of_job(connection, run.spec.name, state=runs.DONE)
     if not finished_runs or finished_runs[-1].ended is None:
         return True
-    recorded_inputs = {each["input"]: each for each in finished_runs[-1].inputs.get("inputs", ())}
+    recorded_inputs = {
+        record["input"]: record for record in finished_runs[-1].inputs.get("inputs", ())
+    }
     return any(
         find_changes(pinned, recorded_inputs.get(pinned.name, {}), since=finished_runs[-1].ended)
         for pinned in run.inputs

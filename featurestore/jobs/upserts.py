@@ -246,7 +246,11 @@ class _UpsertQueries:
         column = str(self._work.options.event_time)
         paths = parquet_files(os.path.join(self._run.staging, "deletes"))
         bounds = [read_time_bounds(path, column) for path in paths]
-        lows = [each.low for each in bounds if each is not None and each.times is not None]
+        lows = [
+            file_bounds.low
+            for file_bounds in bounds
+            if file_bounds is not None and file_bounds.times is not None
+        ]
         if None not in bounds:
             return from_micros(min(lows)) if lows else None
         # Spark writes no statistics for INT96 times.

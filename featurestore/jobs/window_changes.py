@@ -142,8 +142,12 @@ class WindowChange:
 def has_same_target(spec: JobSpec, earlier: JobSpec) -> bool:
     """Return whether the recorded windows of an earlier definition are those of its successor."""
     stages = [
-        (each.target, isinstance(each.work, GroupWork), isinstance(each.work, StreamWork))
-        for each in (spec, earlier)
+        (
+            definition.target,
+            isinstance(definition.work, GroupWork),
+            isinstance(definition.work, StreamWork),
+        )
+        for definition in (spec, earlier)
     ]
     return stages[0] == stages[1]
 
@@ -163,7 +167,8 @@ def can_change_windows(spec: JobSpec, earlier: JobSpec) -> bool:
     if not has_same_target(spec, earlier):
         return True
     modes = [
-        each.work.mode if isinstance(each.work, WindowedWork) else "" for each in (spec, earlier)
+        definition.work.mode if isinstance(definition.work, WindowedWork) else ""
+        for definition in (spec, earlier)
     ]
     return not isinstance(spec.work, StreamWork) and (
         _grid(spec) != _grid(earlier)
@@ -189,7 +194,7 @@ def compare_windows(
     if isinstance(spec.work, RunOnceWork):  # one run is enough for all windows
         schedule = check_schedule(spec.schedule)
         failed = [
-            each for each in progress.windows(runs.FAILED) if not is_scheduled(schedule, each)
+            window for window in progress.windows(runs.FAILED) if not is_scheduled(schedule, window)
         ]
         return WindowChange(progress.watermark, dropped=tuple(failed))
     comparison = _Comparison(spec, earlier, progress, now)
@@ -316,7 +321,7 @@ class _Comparison:
         if self.partly_replaced:
             raise self._refuse_new_group("windows were replaced only in part")
         boundary = max(window.end for window in self.settled)
-        lost = [each for each in self._find_dropped_windows() if each.end <= boundary]
+        lost = [window for window in self._find_dropped_windows() if window.end <= boundary]
         if lost or not any(window.end == boundary for window in self.windows):
             raise self._refuse_new_group(
                 f"windows of the new definition do not begin where those of the earlier one end, "

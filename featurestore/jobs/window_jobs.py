@@ -176,15 +176,15 @@ def _parse_windows(windows: Windows, *, job: str) -> tuple[WindowFeature, ...]:
     if not isinstance(windows, str | WindowFeature):
         arguments = list(windows)
     features = []
-    for each in arguments:
-        if isinstance(each, str):
-            each = parse_window(each)
-        if not isinstance(each, WindowFeature):
+    for aggregate in arguments:
+        if isinstance(aggregate, str):
+            aggregate = parse_window(aggregate)
+        if not isinstance(aggregate, WindowFeature):
             raise InvalidJob(
-                f"Job {job!r}: {each!r} is not an aggregate over a window.",
+                f"Job {job!r}: {aggregate!r} is not an aggregate over a window.",
                 hint="[featurestore.window('transactions.amount', 'sum', over='7d')]",
             )
-        features.append(each)
+        features.append(aggregate)
     if not features:
         raise InvalidJob(
             f"Job {job!r} has no aggregates.",
@@ -370,14 +370,14 @@ class WindowRows:
         group_specs = RegisteredSpecs(self.session)
         pins = Pins(self.session, group_specs, as_of=versions)
         features = [
-            _with_used_fill_value(_pin_version(each, self.inputs), group_specs)
-            for each in job.windows
+            _with_used_fill_value(_pin_version(feature, self.inputs), group_specs)
+            for feature in job.windows
         ]
         job = replace(job, windows=tuple(features))
         times = {}
-        for each in features:
-            event_time = str(_find_group_spec(each, group_specs).event_time)
-            times[each.reference] = replace(each.reference, feature=event_time)
+        for feature in features:
+            event_time = str(_find_group_spec(feature, group_specs).event_time)
+            times[feature.reference] = replace(feature.reference, feature=event_time)
         # Labels contain all keys at all instants. The counts show which labels have rows in a
         # window.
         counts = job.presence(times)
@@ -388,8 +388,8 @@ class WindowRows:
             label_time=self.work.options.event_time,
         )
         frame = get_features(self.session, request, pins=pins)
-        column_names = [*labels.schema.names, *[each.name for each in features]]
-        has_rows = " or ".join([f"{each.name} > 0" for each in counts])
+        column_names = [*labels.schema.names, *[feature.name for feature in features]]
+        has_rows = " or ".join([f"{count.name} > 0" for count in counts])
         return frame.filter(has_rows).select(*column_names).relation
 
     def _build_labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
@@ -403,9 +403,9 @@ class WindowRows:
         keys = []
         tables = {}
         inputs_with_keys = [
-            each
-            for each in self.inputs
-            if _has_columns(_group_spec(each), self.work.options.primary_key)
+            pinned
+            for pinned in self.inputs
+            if _has_columns(_group_spec(pinned), self.work.options.primary_key)
         ]
         for number, pinned in enumerate(inputs_with_keys):
             tables[f"fs_rows_{number}"] = self._read_keys(pinned, job, instants)
@@ -487,5 +487,5 @@ def _pin_version(feature: WindowFeature, inputs: Sequence[PinnedInput]) -> Windo
     reference: FeatureReference = feature.reference
     if reference.version is not None:
         return feature
-    versions = {each.name: each.version for each in inputs}
+    versions = {pinned.name: pinned.version for pinned in inputs}
     return replace(feature, reference=replace(reference, version=versions[input_name(feature)]))

@@ -108,7 +108,9 @@ def prove_chunk(
 
 def windows_to_micros(windows: Sequence[Window]) -> Micros:
     """Return the starts and ends of windows in microseconds, one row per window."""
-    return np.array([(to_micros(each.start), to_micros(each.end)) for each in windows], np.int64)
+    return np.array(
+        [(to_micros(window.start), to_micros(window.end)) for window in windows], np.int64
+    )
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Coverage(Collection[Window]):
             return True
         if not isinstance(window, Window):
             return False
-        position = bisect_right(self._ranges, window.start, key=lambda each: each.start) - 1
+        position = bisect_right(self._ranges, window.start, key=lambda covered: covered.start) - 1
         return position >= 0 and self._ranges[position].end >= window.end
 
     def __iter__(self) -> Iterator[Window]:
@@ -126,8 +126,8 @@ def merge_ranges(windows: Iterable[Window]) -> list[Window]:
 
 def touching(windows: Sequence[Window], window: Window) -> Sequence[Window]:
     """Return the windows of a sorted sequence that overlap a window or are adjacent to it."""
-    first = bisect_left(windows, window.start, key=lambda each: each.end)
-    last = bisect_right(windows, window.end, key=lambda each: each.start)
+    first = bisect_left(windows, window.start, key=lambda candidate: candidate.end)
+    last = bisect_right(windows, window.end, key=lambda candidate: candidate.start)
     return windows[first:last]
 
 

@@ -74,9 +74,9 @@ class Progress:
         self.bad += committed.bad
         self.records += committed.records
         for reason, count in committed.reasons.items():
-            kind = _VALUES.sub("", reason)
-            self.examples.setdefault(kind, reason)
-            self.reasons[kind] += count
+            pattern = _VALUES.sub("", reason)
+            self.examples.setdefault(pattern, reason)
+            self.reasons[pattern] += count
         self.batches += 1
         self.delta_version = committed.delta_version
 
@@ -164,7 +164,7 @@ def _create_group(session: Session, work: StreamWork, declared: GroupOptions) ->
 def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
     """Read the new records of the topic; restart from the table's position if overtaken."""
     # The end offsets are read only once: a run ends although producers continue to write.
-    ends = {number: each.end for number, each in topic.partitions.items()}
+    ends = {number: partition.end for number, partition in topic.partitions.items()}
     with run.session.registry.reading() as connection:
         last_identity = registered_jobs.topic_id(connection, run.job)
     for _ in range(_MAX_OVERTAKEN):
@@ -172,19 +172,21 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
         check_topic_identity(state, run.work.stream, topic, last_identity)
         partition_positions = positions(state, run.work.stream, topic)
         _record_progress(
-            run, topic, {number: each.start for number, each in partition_positions.items()}
+            run, topic, {number: position.start for number, position in partition_positions.items()}
         )
         try:
             # Without this commit, a run that dies before its first micro-batch would be followed by
             # a run that starts at a later end of the topic, and records in between would be lost.
             if run.work.stream.begin == "latest" and all(
-                each.committed is None for each in partition_positions.values()
+                position.committed is None for position in partition_positions.values()
             ):
                 _commit_start_offsets(run, group, partition_positions)
                 continue
             owned = run.source.owned(run.work.stream, list(partition_positions))
             partition_positions = {
-                number: each for number, each in partition_positions.items() if number in owned
+                number: position
+                for number, position in partition_positions.items()
+                if number in owned
             }
             if _read(run, group, topic, partition_positions, ends):
                 return
@@ -211,7 +213,7 @@ def _read(
     }
     spec = run.work.stream
     # Another runner may have committed records beyond the end offsets that this run has read.
-    next_offsets = {number: max(ends[number], each) for number, each in start.items()}
+    next_offsets = {number: max(ends[number], offset) for number, offset in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
     quarantined = find_quarantined_ends(path, run.work.stream, partition_positions)
     # The quarantine already contains the bad records of this micro-batch. Exactly its records are
@@ -282,11 +284,11 @@ def _check_bad_records(run: _Run) -> None:
         or progress.bad <= run.work.stream.most_bad * progress.records
     ):
         return
-    kind, count = progress.reasons.most_common(1)[0]
+    pattern, count = progress.reasons.most_common(1)[0]
     raise BadRecord(
         f"Job {run.job!r}: {progress.bad:,} of {progress.records:,} records are unreadable, "
         f"more than most_bad={run.work.stream.most_bad}. The most frequent reason ({count:,} records): "
-        f"{progress.examples[kind]}.",
+        f"{progress.examples[pattern]}.",
         hint=f"after a change of schema=: featurestore stream replay {run.job}",
     )
 
@@ -296,8 +298,8 @@ def _commit_start_offsets(
 ) -> None:
     """Commit the start offsets of a topic that is not read from its first record."""
     offsets = {
-        run.work.stream.app(number): (each.committed, each.start)
-        for number, each in partition_positions.items()
+        run.work.stream.app(number): (position.committed, position.start)
+        for number, position in partition_positions.items()
     }
     request = WriteRequest(
         group.spec.name, version=group.spec.version, offsets=offsets, validation="off"
@@ -313,7 +315,7 @@ def _record_progress(
     rate = None
     if run.progress.seconds > 0:
         rate = run.progress.rows / run.progress.seconds
-    ends = {number: each.end for number, each in topic.partitions.items()}
+    ends = {number: partition.end for number, partition in topic.partitions.items()}
     with run.session.registry.transaction() as connection:
         registered_jobs.record_offsets(connection, run.job, topic.name, offsets, ends=ends)
         registered_jobs.record_progress(

@@ -186,7 +186,9 @@ def _decode_records(
     keys = [*work.options.primary_key, PARTITION, OFFSET]
     if isinstance(batch.records, pa.Table):
         records = batch.records.combine_chunks()  # the decoder is fast on many rows at once
-        decoded = [decoding.decode(each) for each in records.to_batches(_DECODED_ROWS)]
+        decoded = [
+            decoding.decode(record_batch) for record_batch in records.to_batches(_DECODED_ROWS)
+        ]
         rows = pa.Table.from_batches(decoded, schema=decoding.schema)
         is_bad = pc.is_valid(rows.column(RECORD_ERROR))
         is_deleted = rows.column(RECORD_DELETES)

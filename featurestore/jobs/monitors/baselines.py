@@ -57,7 +57,7 @@ class History:
         current = list(findings)
         out = find_subjects_out_of_bounds(current)
         if out:
-            alarmed = find_subjects_out_of_bounds(each for each in current if each.alarm)
+            alarmed = find_subjects_out_of_bounds(finding for finding in current if finding.alarm)
             self._records[window] = _Record(out, alarmed)
 
     def has(self, window: Window) -> bool:
@@ -69,15 +69,19 @@ class History:
         # The suspect windows before an alarm already contain its change, so they are excluded with
         # it.
         excluded: set[Window] = set()
-        for each, record in self._records.items():
-            if subject in record.alarmed and each.end <= window.start:
-                excluded |= {each, *self.before(each)}
+        for recorded, record in self._records.items():
+            if subject in record.alarmed and recorded.end <= window.start:
+                excluded |= {recorded, *self.before(recorded)}
         # It is not known yet whether later windows will confirm these suspect windows.
-        for each in self.before(window):
-            if each in self._records and subject in self._records[each].out_of_bounds:
-                excluded.add(each)
+        for earlier in self.before(window):
+            if earlier in self._records and subject in self._records[earlier].out_of_bounds:
+                excluded.add(earlier)
         for acceptance in self._accepted(window):
-            excluded -= {each for each in excluded if acceptance.covers(each, subject)}
+            excluded -= {
+                excluded_window
+                for excluded_window in excluded
+                if acceptance.covers(excluded_window, subject)
+            }
         return frozenset(excluded)
 
     def find_restart(self, window: Window, subject: Subject) -> tuple[datetime, datetime] | None:
@@ -138,7 +142,7 @@ class Baselines:
     def comparison_windows(self, window: Window) -> list[Window]:
         """Return the baseline windows of a window, assuming that no window is out of bounds."""
         windows = [*rolling_windows(self.baseline, window), *same_weektime_windows(window)]
-        windows += [each for each, _ in similar_windows(self.baseline, window)]
+        windows += [similar for similar, _ in similar_windows(self.baseline, window)]
         if self.fixed is not None:
             windows += fixed_baseline_windows(window, self.fixed.until)
         return windows
@@ -199,13 +203,15 @@ class WindowBaselines:
         members = self._load(windows, restart)
         groups = dict(similar_windows(baseline, self._window, excluded=excluded))
         similar = self._load(groups, restart)
-        similar_groups = [groups[each.window] for each in similar if each.window is not None]
+        similar_groups = [
+            groups[profile.window] for profile in similar if profile.window is not None
+        ]
         # After an acceptance, a new baseline begins with the first accepted window. A few windows
         # complete it.
         expected = len(windows)
         if restart is not None:
             expected = min(expected, _MIN_WINDOWS)
-        history = {each.window: each for each in (*similar, *same_in_week_profiles)}
+        history = {profile.window: profile for profile in (*similar, *same_in_week_profiles)}
         return ReferenceWindows(
             members,
             similar,
@@ -244,14 +250,16 @@ class WindowBaselines:
             begin = max(begin, baselines.registered - last)
         members, similar = anchor_windows(baselines.baseline, self._window, begin)
         moving = set(rolling_windows(baselines.baseline, self._window, excluded=excluded))
-        groups = {each: group for each, group in similar if each not in excluded}
-        anchor_members = [each for each in members if each in groups]
+        groups = {member: group for member, group in similar if member not in excluded}
+        anchor_members = [member for member in members if member in groups]
         if len(moving & set(anchor_members)) * 2 > len(anchor_members):
             return None  # the moving baseline still overlaps the anchor
         profiles = self._load(groups, None)
         windows = set(anchor_members)
-        member_profiles = [each for each in profiles if each.window in windows]
-        profile_groups = [groups[each.window] for each in profiles if each.window is not None]
+        member_profiles = [profile for profile in profiles if profile.window in windows]
+        profile_groups = [
+            groups[profile.window] for profile in profiles if profile.window is not None
+        ]
         compared = ReferenceWindows(
             member_profiles, profiles, profile_groups, expected=len(members)
         )
@@ -311,8 +319,8 @@ def similar_windows(
         return []
     step = baseline_step(window)
     return [
-        (each, _weekday_group(baseline, window, each, step))
-        for each in _windows_before(window, step, baseline.last // step, excluded)
+        (earlier, _weekday_group(baseline, window, earlier, step))
+        for earlier in _windows_before(window, step, baseline.last // step, excluded)
     ]
 
 
@@ -336,15 +344,17 @@ def anchor_windows(
     end = start + baseline.last
     count = max((window.start - start) // step, 0)
     contained = [
-        each
-        for each in _windows_before(window, step, count)
-        if start <= each.start and each.end <= end
+        earlier
+        for earlier in _windows_before(window, step, count)
+        if start <= earlier.start and earlier.end <= end
     ]
-    groups = [(each, _weekday_group(baseline, window, each, step)) for each in contained]
+    groups = [(member, _weekday_group(baseline, window, member, step)) for member in contained]
     if not baseline.same_weekday:
         return contained, groups
     member_step = _in_weeks(step)
-    members = [each for each in contained if (window.start - each.start) % member_step == _NO_TIME]
+    members = [
+        member for member in contained if (window.start - member.start) % member_step == _NO_TIME
+    ]
     return members, groups
 
 

@@ -395,11 +395,11 @@ def parse_freshness(freshness: Duration | Mapping[str, Duration] | None) -> _Fre
         width = parse_duration(freshness, argument="freshness")
         return _Freshness(event_time=width, commit=width)
     max_ages: dict[str, timedelta] = {}
-    for name, each in freshness.items():
+    for name, max_age in freshness.items():
         if name not in ("event_time", "commit"):
             raise InvalidJob(
                 f"freshness=: unknown time {name!r}. Available: 'event_time', 'commit'.",
                 hint='freshness={"event_time": "2h", "commit": "1d"}',
             )
-        max_ages[name] = parse_duration(each, argument="freshness")
+        max_ages[name] = parse_duration(max_age, argument="freshness")
     return _Freshness(**max_ages)

@@ -268,10 +268,10 @@ class MonitorEvaluation:
     def _load_profiles(self, windows: Iterable[Window]) -> list[Profile]:
         """Return the profiles of windows, except windows that end before the first row."""
         existing = self._drop_early_windows(windows)
-        missing = sorted({each for each in existing if each not in self._profiles})
+        missing = sorted({window for window in existing if window not in self._profiles})
         if missing:
             self._profiles |= self._profiler.profiles(missing)
-        return [self._profiles[each] for each in existing]
+        return [self._profiles[window] for window in existing]
 
     def _drop_early_windows(self, windows: Iterable[Window]) -> list[Window]:
         """Return the windows that do not end before the first row."""
@@ -450,8 +450,10 @@ class MonitorEvaluation:
 
 def _is_within(findings: Sequence[Finding], family: str) -> bool:
     """Return whether findings of a kind exist, and all of them are within bounds."""
-    evaluated = [each for each in findings if each.kind == family and each.value is not None]
-    return bool(evaluated) and not any(each.out for each in evaluated)
+    evaluated = [
+        finding for finding in findings if finding.kind == family and finding.value is not None
+    ]
+    return bool(evaluated) and not any(finding.out for finding in evaluated)
 
 
 def _column_types(group: OpenGroup) -> dict[str, str]:

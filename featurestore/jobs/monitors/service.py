@@ -208,7 +208,9 @@ def _reports_to_accept(
         return [] if report is None else [report]
     earlier = reports.acceptances(connection, name)
     # Windows up to the last acceptance of a range were already accepted by it.
-    first = max((each.until for each in earlier if each.window is None), default=None)
+    first = max(
+        (acceptance.until for acceptance in earlier if acceptance.window is None), default=None
+    )
     return [
         report
         for report in reversed(reports.monitor_reports(connection, name))
@@ -247,7 +249,7 @@ def get_monitor(session: Session, name: str) -> tuple[RegisteredJob, MonitorWork
             # Reports contain values of the group.
             session.record_read(JOB, name)
             return job, job.spec.work
-        monitor_names = [each.spec.name for each in jobs.list_all(connection, kind="monitor")]
+        monitor_names = [monitor.spec.name for monitor in jobs.list_all(connection, kind="monitor")]
     raise JobNotFound(
         f"Unknown monitor {name!r}. Available: {listing(monitor_names)}.",
         hint=did_you_mean(name, monitor_names) or "featurestore job register path/to/reports.py",

@@ -13,19 +13,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.arguments import (
+from featurestore.arrow.column_names import quoted
+from featurestore.arrow.conversions import Target, cast_values, parse_target
+from featurestore.arrow.frames import (
     Columns,
+    check_columns,
+    columns_from_array,
+    columns_from_rows,
     is_duckdb_relation,
     is_iterator,
     library_name,
     not_a_dataframe_error,
-)
-from featurestore.arrow.column_names import quoted
-from featurestore.arrow.conversions import Target, cast_values, parse_target
-from featurestore.arrow.frames import (
-    check_columns,
-    columns_from_array,
-    columns_from_rows,
     table_from_columns,
 )
 from featurestore.arrow.spark_connect import is_connect_object

@@ -30,13 +30,6 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import progress
-from featurestore.arrow.arguments import (
-    bare_array_error,
-    is_duckdb_relation,
-    library_name,
-    not_a_dataframe_error,
-    row_iterator_line,
-)
 from featurestore.arrow.arrays import (
     UNEQUAL_SHAPES_HINT,
     UniformShapes,
@@ -63,10 +56,15 @@ from featurestore.arrow.fitting import (
     with_wider_decimals,
 )
 from featurestore.arrow.frames import (
+    bare_array_error,
     check_columns,
     columns_from_array,
     columns_from_rows,
     interval_sides,
+    is_duckdb_relation,
+    library_name,
+    not_a_dataframe_error,
+    row_iterator_line,
     table_from_columns,
     table_from_pandas,
     table_from_polars,

@@ -16,7 +16,17 @@ ROOT = Path(__file__).parents[1]
 # The modules of the conversion itself.
 CONVERSION = {
     f"featurestore/arrow/{name}.py"
-    for name in ("casts", "cells", "exact_casts", "json_columns", "text_values", "values")
+    for name in (
+        "casts",
+        "cell_casts",
+        "cells",
+        "columns",
+        "conversions",
+        "fitting",
+        "json_columns",
+        "text_values",
+        "values",
+    )
 }
 # Python values that Arrow does not truncate to these types: it refuses others.
 STRICT_TYPES = {"bool_", "string", "large_string", "binary", "large_binary"}

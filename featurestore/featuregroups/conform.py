@@ -1,6 +1,6 @@
 """Conversion of rows to the columns of a group, matched by name and without loss.
 
-If a type conversion can lose information, each value is checked (``arrow.exact_casts``).
+If a type conversion can lose information, each value is checked (``arrow.fitting``).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.arguments import library_name
 from featurestore.arrow.column_names import check_feature_names, quoted
+from featurestore.arrow.frames import library_name
 from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.featuregroups.frames import read

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore import usersql
-from featurestore.arrow.arguments import library_name
 from featurestore.arrow.fitting import can_widen
+from featurestore.arrow.frames import library_name
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import adopt_types
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
@@ -66,7 +66,7 @@ def compute_transform(run: JobRun, work: TransformWork, sources: SourceInputs) -
         time = work.input_times.get(name)
         inputs[name] = filter_window(run.session, relation, time, chunk_range, lookback=lookback)
     for pinned in run.inputs:
-        if pinned.kind != "source":
+        if pinned.source_type != "source":
             inputs[pinned.name] = read_input(run.session, pinned, chunk_range, lookback=lookback)
     if isinstance(work, SqlWork) and len(run.windows) > 1:
         try:
@@ -86,7 +86,7 @@ def _compute_in_one_query(run: JobRun, work: SqlWork, inputs: Mapping[str, Relat
         InvalidSql: The query of the job is invalid.
     """
     engine = run.session.engine
-    times = {each.name: each.time for each in run.inputs if each.time is not None}
+    times = {pinned.name: pinned.time for pinned in run.inputs if pinned.time is not None}
     schemas = {name: relation.schema for name, relation in inputs.items()}
     chunk = prove_chunk(work, run.windows, schemas=schemas, times=times)
     rows = JobQuery(work.code, engine).run(inputs, run.window)
@@ -120,10 +120,10 @@ def _compute_one_by_one(
     schema, first_rows = (None if run.group is None else run.group.spec.schema), None
     for number, window in enumerate(windows):
         visible = {
-            each.name: filter_window(
-                run.session, inputs[each.name], each.time, window, lookback=work.lookback
+            pinned.name: filter_window(
+                run.session, inputs[pinned.name], pinned.time, window, lookback=work.lookback
             )
-            for each in run.inputs
+            for pinned in run.inputs
         }
         rows = _compute_window(run, work, visible, window)
         if rows is None:
@@ -239,7 +239,7 @@ def _is_empty(returned: Any, group: OpenGroup | None) -> bool:
 def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Relation]:
     """Stage the inputs of a chunk, so that each window does not read the entire table again."""
     staged_inputs = {}
-    source_names = [each.name for each in run.inputs if each.kind == "source"]
+    source_names = [pinned.name for pinned in run.inputs if pinned.source_type == "source"]
     for name, relation in inputs.items():
         if name in source_names:
             staged_inputs[name] = relation  # sources are staged when they are read
@@ -273,7 +273,7 @@ def _stage_and_check(
     # The rows are staged before they are checked: a job may return a stream, which can be read only
     # once, and the footers of the staged files already contain the time bounds.
     staged = engine.stage(rows, folder)
-    if any(each.kind == "source" for each in run.inputs):
+    if any(pinned.source_type == "source" for pinned in run.inputs):
         # A group without rows may be the result of an empty window: its schema proves nothing.
         like = run.group.spec.schema if run.group is not None and run.group.state.rows else None
         refuse_encoded_bytes(staged, engine=engine, like=like)

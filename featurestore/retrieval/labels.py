@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.arrow.arguments import library_name
 from featurestore.arrow.bounds import find_out_of_range, out_of_range_error, time_columns
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.frames import library_name
 from featurestore.arrow.types import is_nested
 from featurestore.arrow.untyped import adopt_types, untyped_columns
 from featurestore.errors import ColumnConflict, OutOfRange

@@ -18,7 +18,7 @@ from featurestore.define.definitions import Definition, GroupContent, JobContent
 from featurestore.define.loading import Project
 from featurestore.errors import FeatureGroupNotFound, FeatureStoreError
 from featurestore.external.reading import build_source
-from featurestore.jobs.catalog_jobs import check_catalog_job
+from featurestore.jobs.publish_jobs import check_catalog_job
 from featurestore.jobs.registration import (
     check_channels,
     check_expectations,

@@ -1,9 +1,8 @@
 """Scheduled materialization: job definitions, windows, runs, backfills and the scheduler."""
 
-from featurestore.jobs.catalog_jobs import catalog_job
 from featurestore.jobs.definitions import JobDefinition, job, sql_job
 from featurestore.jobs.monitors.definitions import baseline, model_monitor_job, monitor_job
-from featurestore.jobs.publish_jobs import publish_job
+from featurestore.jobs.publish_jobs import catalog_job, publish_job
 from featurestore.jobs.stream_jobs import stream_job
 from featurestore.jobs.training_jobs import training_job
 from featurestore.jobs.window_jobs import window_job

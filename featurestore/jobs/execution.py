@@ -21,14 +21,13 @@ from featurestore import progress
 from featurestore.errors import InvalidJob, JobLeased
 from featurestore.featuregroups import WriteRequest, create, insert
 from featurestore.jobs import target
-from featurestore.jobs.catalog_jobs import run_catalog
 from featurestore.jobs.compute import compute_aggregates, compute_transform
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.failures import alert_stream_failure, record_failure
 from featurestore.jobs.inputs import SourceInputs
 from featurestore.jobs.key_versions import stage_table
 from featurestore.jobs.monitors.run import run_monitor
-from featurestore.jobs.publish_jobs import run_publish
+from featurestore.jobs.publish_jobs import run_catalog, run_publish
 from featurestore.jobs.recovery import recover_dead_runs
 from featurestore.jobs.registration import load_definition
 from featurestore.jobs.run import (
@@ -130,43 +129,27 @@ def run_attempt(
     watch = watch or Watch()
     # The code outside of the functions of a file may read rows, too.
     with recording(recorder_of_job(session, name)):
-        return _run_attempt(
-            session, name, choose, call=call, watch=watch, due=due, parallel=parallel
-        )
-
-
-def _run_attempt(
-    session: Session,
-    name: str,
-    choose: WindowSelector,
-    *,
-    call: TrainingCall,
-    watch: Watch,
-    parallel: int,
-    due: bool,
-) -> Outcome:
-    """Run an attempt whose reads are recorded."""
-    job = _get_job(session, name)
-    # The file is loaded before the lease is acquired, so that a missing or changed file is reported
-    # even while another process runs the job.
-    definition = load_definition(session, job)
-    if isinstance(job.spec.work, StreamWork):
-        if due and not is_due(session, job):
-            return Outcome()
-        return _read_stream(session, job, job.spec.work, definition, watch)
-    with hold_job_lease(session, name) as owner:
-        # The windows are selected after the recovery, because a dead run may have committed windows
-        # that are not recorded yet. The job is read again, because it may have been registered
-        # again since it was read without the lease.
-        recover_dead_runs(session, name)
         job = _get_job(session, name)
+        # The file is loaded before the lease is acquired, so that a missing or changed file is
+        # reported even while another process runs the job.
         definition = load_definition(session, job)
-        windows = tuple(choose(session, job))
-        if not windows:
-            return Outcome()
-        refuse_repeated_rows(session, job, windows)
-        all_windows = JobRun(session, job, definition, windows, owner, call)
-        return _compute_windows(all_windows, watch, parallel)
+        if isinstance(job.spec.work, StreamWork):
+            if due and not is_due(session, job):
+                return Outcome()
+            return _read_stream(session, job, job.spec.work, definition, watch)
+        with hold_job_lease(session, name) as owner:
+            # The windows are selected after the recovery, because a dead run may have committed
+            # windows that are not recorded yet. The job is read again, because it may have been
+            # registered again since it was read without the lease.
+            recover_dead_runs(session, name)
+            job = _get_job(session, name)
+            definition = load_definition(session, job)
+            windows = tuple(choose(session, job))
+            if not windows:
+                return Outcome()
+            refuse_repeated_rows(session, job, windows)
+            all_windows = JobRun(session, job, definition, windows, owner, call)
+            return _compute_windows(all_windows, watch, parallel)
 
 
 def _get_job(session: Session, name: str) -> RegisteredJob:

@@ -28,8 +28,8 @@ from featurestore.errors import (
 )
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.existing import notify
-from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
+from featurestore.jobs.publish_jobs import check_catalog_job
 from featurestore.jobs.query import JobQuery
 from featurestore.jobs.recovery import recover_dead_runs
 from featurestore.jobs.shared_targets import (

@@ -25,8 +25,8 @@ from featurestore.errors import (
     JobLeased,
     ThreadsUnavailable,
 )
-from featurestore.jobs import catalog_jobs, publish_jobs
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
+from featurestore.jobs.publish_jobs import groups_to_publish, groups_to_register
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import check_schedule, is_computable, latest_complete_window
 from featurestore.jobs.stale_windows import find_all_stale
@@ -140,9 +140,9 @@ class Scheduler:
     def _find_inputs(self, spec: JobSpec) -> Mapping[str, str]:
         """Return the inputs of a job, and the groups that a publish or catalog job reads."""
         if isinstance(spec.work, PublishWork):
-            return publish_jobs.read_groups(self._session, spec.work)
+            return groups_to_publish(self._session, spec.work)
         if isinstance(spec.work, CatalogWork):
-            return catalog_jobs.read_groups(self._session, spec.work)
+            return groups_to_register(self._session, spec.work)
         return spec.inputs
 
     def _run(self, job: RegisteredJob, upstream: Sequence[str]) -> None:

@@ -26,8 +26,7 @@ from featurestore.arrow.frames import (
     not_a_dataframe_error,
     table_from_columns,
 )
-from featurestore.arrow.spark_connect import is_connect_object
-from featurestore.arrow.spark_frames import cast_frame, with_arrow_types
+from featurestore.arrow.spark_frames import cast_frame, is_connect_object, with_arrow_types
 from featurestore.arrow.unstorable import cast_for_arrow, translate_query_errors
 from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType, did_you_mean
 from featurestore.ingest import BATCH_ROWS, open_stream

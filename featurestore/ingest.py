@@ -72,7 +72,7 @@ from featurestore.arrow.frames import (
 from featurestore.arrow.hints import cast_hint, exact_cast_hint, rename_hint
 from featurestore.arrow.huggingface_types import dataset_batches
 from featurestore.arrow.json_text import is_utf8_string
-from featurestore.arrow.spark_connect import is_connect_object, open_frame
+from featurestore.arrow.spark_frames import is_connect_object, open_frame
 from featurestore.arrow.types import (
     array_shape,
     check_nesting,

@@ -46,6 +46,7 @@ DECLARED = "values that a file or table returned in this type, or one that it wi
 RESULTS = "results, which the module computes in this type"
 NULLS = "a null, or rows that are checked against the type before"
 EXCEPTIONS = {
+    "featurestore/arrow/spark_frames.py::with_arrow_types": "the text of a Spark column",
     "featurestore/arrow/repeated_columns.py::_to_numbers": "numbers are correlated as the nearest doubles",
     "featurestore/delta/erasure.py::_checkpoint_bytes": "values of a checkpoint of the same schema",
     "featurestore/aggregates/arrays.py::decimal_words": "decimals of fewer digits, same scale",

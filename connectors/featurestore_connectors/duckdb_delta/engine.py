@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from featurestore.arrow.spark_connect import create_frame, find_connect_session
+from featurestore.arrow.spark_frames import create_frame, find_connect_session
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.scan import plan_scan
 from featurestore.delta.snapshot import read_snapshot

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import Engine

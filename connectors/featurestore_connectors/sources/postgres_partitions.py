@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.errors import (
     ConfigurationError,
     EngineError,

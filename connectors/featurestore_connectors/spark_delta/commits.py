@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import commit_info, commit_path, latest_version, read_commit
 from featurestore.delta.snapshot import read_snapshot

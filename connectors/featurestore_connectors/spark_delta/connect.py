@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.errors import ConfigurationError
 from featurestore_connectors.spark_delta.jars import JVM_JAR
 from featurestore_connectors.spark_delta.sqltext import convert_parameters, quote

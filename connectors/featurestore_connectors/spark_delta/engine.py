@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.delta.scan import plan_scan
 from featurestore.errors import UnsupportedDataframe
 from featurestore.model.runtime import forked_process_error, reset_in_children

@@ -22,7 +22,7 @@ from zipimport import zipimporter
 import duckdb
 import pyarrow as pa
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types, translate_query_errors
 from featurestore.errors import ConfigurationError, InvalidSql

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from featurestore.arrow.fitting import widened_schema
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.delta.commits import stream_overtaken_error
 from featurestore.delta.datafile import DataFile, has_bounds, ordinal
 from featurestore.delta.maintenance import check_contents

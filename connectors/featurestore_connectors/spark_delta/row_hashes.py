@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.hashing import value_kind
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile

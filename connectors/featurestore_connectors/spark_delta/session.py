@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from featurestore.arrow.spark_connect import find_connect_session, is_connect_object
+from featurestore.arrow.spark_frames import find_connect_session, is_connect_object
 from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.runtime import usable_cores
 from featurestore.storage import files

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.spark_connect import utc_argument
+from featurestore.arrow.spark_frames import utc_argument
 from featurestore.arrow.types import (
     TIMESTAMP,
     decimal_places,

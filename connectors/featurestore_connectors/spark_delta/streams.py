@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.model.runtime import usable_cores
 from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State

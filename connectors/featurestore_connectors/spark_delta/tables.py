@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.commits import changed_metadata, duplicate_keys_error, seal_commit
 from featurestore.delta.log import Actions, commit_path, is_delta_table, parse_actions

@@ -47,10 +47,7 @@ from featurestore.storage.failures import warn_after_publication, warn_published
 from featurestore.validation import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from featurestore.featuregroups.write_request import WriteRequest
-    from featurestore.model.source import SourceRead
     from featurestore.session import Session
 
 # The value of ``Commit.rows`` if the log cannot be read after the commit.
@@ -113,11 +110,10 @@ class GroupWrite:
             self._rows = stack.enter_context(
                 open_rows(self._df, engine=self._session.engine, like=like)
             )
-            self._inputs = (
-                self._request.inputs
-                or self._rows.inputs
-                or existing_inputs(self._session, self._df)
-            )
+            request, rows = self._request, self._rows
+            self._inputs = request.inputs or rows.inputs or existing_inputs(self._session, self._df)
+            # The reads of registered sources, by the dataframe or by the job.
+            self._reads = request.reads if rows.reads is None else rows.reads
             self._stack = stack.pop_all()
         return self
 
@@ -226,7 +222,7 @@ class GroupWrite:
         """Stage, reduce and audit rows; only checks of all rows require staging."""
         request, spec, engine = self._request, self.spec, self._session.engine
         has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
-        is_audited = self._validation != "off" and has_rules
+        is_audited = has_rules and (request.validation or spec.validation) != "off"
         is_upsert, is_reduced = self._operation == "upsert", request.on_duplicates == "last"
         rules = checks.ValueRules.for_group(
             spec, has_checked_values=request.has_checked_values or self._rows.is_checked
@@ -272,7 +268,7 @@ class GroupWrite:
         names = {name: name for name in spec.schema.names}
         rules = checks.ValueRules.for_group(spec, has_checked_values=False)
         checks.check_staged_rows(engine.select(self._relation, names), rules, engine=engine)
-        if self._validation != "off":
+        if (self._request.validation or spec.validation) != "off":
             # The audit receives no key, because duplicate keys are resolved afterwards.
             schema = self._relation.schema
             self._audit_staged_rows(Subject(spec.name, spec.version, schema, (), spec.event_time))
@@ -290,7 +286,7 @@ class GroupWrite:
             self._relation,
             self.spec,
             subject=subject,
-            validation=self._validation,
+            validation=self._request.validation or self.spec.validation,
             mode=self._operation,
             directory=self._run.rows,
             run_id=self._run.run_id,
@@ -300,10 +296,6 @@ class GroupWrite:
         if outcome.quarantined is not None:
             # Statistics of all staged rows are not usable if some rows are quarantined.
             self._statistics = None
-
-    @property
-    def _validation(self) -> str:
-        return self._request.validation or self.spec.validation
 
     def has_rows_of(self, group: OpenGroup) -> bool:
         """Return whether a group contains exactly these rows, in any order."""
@@ -347,21 +339,24 @@ class GroupWrite:
             # commit leaves only wider decimals and unused columns.
             schema_change.widen_table(self._session, self.group, spec)
             schema_change.declare_columns(self._session, self.group, self._added)
+        transaction = request.transaction
+        # Two tables are written with one transaction, or with the same stream offsets.
+        if transaction is None and self._quarantined is not None and not request.offsets:
+            transaction = f"write/{self._run.run_id}", 0
         table_write = TableWrite(
             mode=mode,  # type: ignore[arg-type]
             key=spec.upsert_key if mode == "upsert" else (),
             replace=None if self._is_new else request.replace,
             add_columns=pa.schema(self._added) if self._added else None,
             commit_metadata=self._commit_metadata(mode),
-            transaction=self._transaction,
+            transaction=transaction,
             offsets=request.offsets,
             deletes=self._deletes,
         )
         # The failing records of a replay are in the quarantine already.
         is_replay = request.order is not None and request.order.written_positions is not None
         if self._quarantined is not None and not is_replay:
-            # Quarantined rows are committed first. Both commits have the same transaction or stream
-            # offsets, so a repeated write appends to neither table.
+            # Quarantined rows are committed first. A repeated write appends to neither table.
             quality.add_to_quarantine(self._session, self._quarantined, spec, table_write)
         if self._is_new:
             # If this process was considered dead, recovery may have removed the table and released
@@ -389,22 +384,6 @@ class GroupWrite:
             outcome = "passed" if self._report.success else "warned"
             metadata["validation"] = outcome if self._quarantined is None else "quarantined"
         return metadata
-
-    @property
-    def _reads(self) -> Sequence[SourceRead] | None:
-        """The reads of registered sources, by the dataframe or by the job; None without sources."""
-        return self._request.reads if self._rows.reads is None else self._rows.reads
-
-    @property
-    def _transaction(self) -> tuple[str, int] | None:
-        """The caller's transaction, or a new transaction if two tables are written.
-
-        Writes with stream offsets need no transaction.
-        """
-        request = self._request
-        if request.transaction is not None or self._quarantined is None or request.offsets:
-            return request.transaction
-        return f"write/{self._run.run_id}", 0
 
     def _write_table(self, table_write: TableWrite) -> None:
         """Write one commit; a repeated transaction commits nothing.

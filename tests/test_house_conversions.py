@@ -65,7 +65,7 @@ EXCEPTIONS = {
     "featurestore/arrow/frames.py::column_from_polars": "values that do not fit are refused next",
     "featurestore/arrow/json_rows.py::_map_values": "texts and bytes of base64",
     "featurestore/arrow/json_rows.py::rows_from_json": "JSON that the export wrote for values",
-    "featurestore/arrow/spark_connect.py::open_frame.read_batches": DECLARED,
+    "featurestore/arrow/spark_frames.py::open_frame.read_batches": DECLARED,
     "featurestore/experiments/models/dataframes.py::_cast_polars": (
         "columns of models, whose dtypes are those of the training"
     ),

@@ -1,0 +1,310 @@
+"""Casts of Python objects that Arrow cannot represent: UUIDs, sets, complex numbers, mixed values.
+
+``to_target`` converts one object to the Python value of a type. ``suggest_type`` returns the type
+that preserves the objects of a column that cannot be stored, for the hint of its error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.cells import (
+    cell_kind,
+    cells_to_array,
+    classify_cells,
+    has_meaningful_string,
+)
+from featurestore.arrow.hints import (
+    TIMESTAMP,
+    cast_hint,
+    format_type,
+)
+from featurestore.arrow.types import (
+    feature_type,
+    is_exact,
+    is_list_type,
+)
+from featurestore.arrow.unstorable import (
+    CONVERSION_ERRORS,
+    decode_array,
+    is_encoded_array,
+    is_missing,
+    nanoseconds_hint,
+)
+from featurestore.arrow.values import from_text, to_array
+
+Inexact = Literal["error", "round", "null"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Whole floats up to this limit are written without a fraction, as Arrow writes them.
+_WHOLE_LIMIT = 1e15
+_LISTS = {"list", "array", "set", "collection", "Arrow array"}
+_DURATIONS = {"timedelta", "pandas Timedelta", "numpy timedelta64"}
+_TIMES = {"date", "datetime", "datetime64"}
+NUMBERS = {"int", "float", "numpy int", "numpy float", "longdouble"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The type of a cast, the form of the times in numbers or strings, and the rule for other values."""
+
+    dtype: pa.DataType
+    form: str = ""
+    inexact: Inexact = "error"
+
+    @property
+    def text(self) -> str:
+        """The target in the language of ``featurestore.cast``."""
+        return f"timestamp[{self.form}]" if self.form else format_type(self.dtype)
+
+
+def to_target(cell: Any, target: Target) -> Any:
+    """Convert an object to the Python value of a type; raise ValueError or TypeError otherwise."""
+    if cell is None or cell_kind(cell) == "missing":
+        return None
+    cell = _unwrap(cell)
+    dtype = target.dtype
+    if pat.is_string(dtype):
+        return _to_text(cell)
+    if pat.is_binary(dtype):
+        return _to_bytes(cell)
+    if is_list_type(dtype):
+        item = replace(target, dtype=dtype.value_type)
+        return [to_target(value, item) for value in _to_items(cell, dtype)]
+    if pat.is_struct(dtype):
+        return _to_fields(cell, target)
+    kind = cell_kind(cell)
+    if kind in _DURATIONS or (kind in _TIMES and pat.is_integer(dtype)):
+        return _to_count(cell)
+    if hasattr(cell, "to_timestamp"):  # a Period
+        return cell.to_timestamp()
+    if isinstance(cell, str):
+        return from_text(cell, dtype)
+    if pat.is_timestamp(dtype) and kind == "date":
+        return datetime(cell.year, cell.month, cell.day, tzinfo=UTC)
+    return _to_number(cell, target) if isinstance(cell, int | float | Decimal | Fraction) else cell
+
+
+def _unwrap(cell: Any) -> Any:
+    kind = cell_kind(cell)
+    if kind == "Enum":
+        return cell.value
+    if kind == "Arrow scalar":
+        return cell.as_py()
+    if kind == "Arrow array":
+        return cell.to_pylist()
+    if kind in ("numpy int", "numpy float", "complex") and isinstance(cell, np.generic):
+        return cell.item()
+    return cell
+
+
+def _to_number(cell: Any, target: Target) -> Any:
+    """Return an equal number of a type, or the nearest if the caller allows it."""
+    dtype, is_rounded = target.dtype, target.inexact == "round"
+    if pat.is_boolean(dtype) and cell in (0, 1):
+        return bool(cell)
+    if pat.is_decimal(dtype):
+        number = Decimal(cell)
+        return round(number, dtype.scale) if is_rounded else number
+    if isinstance(cell, bool):
+        return int(cell) if is_numeric(dtype) else cell
+    if pat.is_integer(dtype):
+        return round(cell) if is_rounded or cell == int(cell) else cell
+    if pat.is_floating(dtype):
+        nearest = float(np.float32(cell)) if pat.is_float32(dtype) else float(cell)
+        if not is_rounded and nearest != cell and cell == cell:
+            raise ValueError(f"{cell} has no equal in {dtype}")
+        return nearest
+    return cell
+
+
+def _to_count(cell: Any) -> int:
+    """Return a duration or a time as a count: of its own unit, or of nanoseconds since 1970."""
+    if isinstance(cell, np.timedelta64):
+        if np.isnat(cell):
+            return None  # type: ignore[return-value]  # null
+        return int(cell.astype("int64"))
+    if isinstance(cell, np.datetime64):
+        if np.isnat(cell):
+            return None  # type: ignore[return-value]
+        nanoseconds = cell.astype("M8[ns]")
+        if nanoseconds.astype(cell.dtype) != cell or nanoseconds != cell:
+            raise ValueError(f"{cell} is no whole number of nanoseconds")
+        return int(nanoseconds.astype("int64"))
+    if isinstance(cell, timedelta):
+        # pandas' durations have nanoseconds.
+        return int(cell.value) if hasattr(cell, "value") else cell // timedelta(microseconds=1)
+    if not isinstance(cell, datetime):
+        cell = datetime(cell.year, cell.month, cell.day)
+    zoned = cell if cell.tzinfo is not None else cell.replace(tzinfo=UTC)
+    micros = (zoned - _EPOCH) // timedelta(microseconds=1)
+    return int(micros) * 1000 + int(getattr(cell, "nanosecond", 0))
+
+
+def _to_text(cell: Any) -> str:
+    """Return the text of an object, as Arrow writes numbers and booleans; lists and dicts as JSON."""
+    if isinstance(cell, str):
+        return str(cell)
+    if isinstance(cell, bool | np.bool_):
+        return "true" if cell else "false"
+    if isinstance(cell, bytes | bytearray | memoryview):
+        return bytes(cell).decode()
+    if isinstance(cell, float) and cell.is_integer() and abs(cell) < _WHOLE_LIMIT:
+        return str(int(cell))
+    if isinstance(cell, Mapping | list | tuple | set | frozenset | range | np.ndarray):
+        return json.dumps(_to_json(cell), ensure_ascii=False)
+    if not has_meaningful_string(cell):
+        raise ValueError("the text of the object would be its memory address")
+    return str(cell)
+
+
+def _to_json(cell: Any) -> Any:
+    cell = _unwrap(cell)
+    if is_missing(cell):
+        return None
+    if isinstance(cell, Mapping):
+        return {_to_text(key): _to_json(value) for key, value in cell.items()}
+    if isinstance(cell, list | tuple | set | frozenset | range | np.ndarray):
+        return [_to_json(item) for item in _to_items(cell, pa.list_(pa.string()))]
+    return cell if isinstance(cell, bool | int | float | str) else _to_text(cell)
+
+
+def _to_bytes(cell: Any) -> bytes:
+    if isinstance(cell, str):
+        return cell.encode("utf-8", "surrogatepass")
+    if isinstance(cell, np.void):
+        return cell.tobytes()
+    if isinstance(cell, bytes | bytearray | memoryview):
+        return bytes(cell)
+    raise TypeError(f"{type(cell).__name__} has no bytes")
+
+
+def _to_items(cell: Any, dtype: pa.DataType) -> Iterable[Any]:
+    """Return the items of an object; a single value is a list of one item."""
+    if is_encoded_array(cell):
+        return list(decode_array(cell))
+    is_pair = pat.is_fixed_size_list(dtype) and dtype.list_size == 2
+    if is_pair and pat.is_floating(dtype.value_type) and isinstance(cell, int | float | complex):
+        return [cell.real, cell.imag]
+    if is_pair and pat.is_integer(dtype.value_type) and isinstance(cell, int | Fraction):
+        return [cell.numerator, cell.denominator]
+    if isinstance(cell, Mapping):
+        return [{"key": key, "value": value} for key, value in cell.items()]
+    if isinstance(cell, set | frozenset):
+        try:
+            return sorted(cell)
+        except TypeError:  # items of several types
+            return sorted(cell, key=str)
+    kind = cell_kind(cell)
+    return list(cell) if kind in _LISTS or hasattr(cell, "_fields") else [cell]
+
+
+def _to_fields(cell: Any, target: Target) -> dict[str, Any]:
+    if cell_kind(cell) == "Interval":
+        cell = {"left": cell.left, "right": cell.right, "closed": cell.closed}
+        cell = {name: cell[name] for name in cell if target.dtype.get_field_index(name) >= 0}
+    if isinstance(cell, tuple) and len(cell) == 2 and target.dtype.get_field_index("key") == 0:
+        cell = {"key": cell[0], "value": cell[1]}  # an entry of a map
+    if not isinstance(cell, Mapping):
+        raise TypeError(f"{type(cell).__name__} has no fields")
+    values = {}
+    for field in map(target.dtype.field, range(target.dtype.num_fields)):
+        values[field.name] = to_target(cell.get(field.name), replace(target, dtype=field.type))
+    unknown = cell.keys() - values.keys()
+    if unknown:
+        raise ValueError(f"{min(map(str, unknown))!r} is not a field of the type")
+    return values
+
+
+def suggest_cast(name: str, cells: Sequence[Any], *, target: str | None = None) -> str:
+    """Return the line that casts a column of cells that cannot be stored, without loss.
+
+    >>> suggest_cast("z", [1j, None])
+    "df = featurestore.cast(df, {'z': 'float64[2]'})"
+    """
+    if target is not None:
+        return cast_hint({name: target})
+    dtype = suggest_type(cells)
+    if classify_cells(cells) <= _TIMES and pat.is_int64(dtype):
+        return nanoseconds_hint(name)
+    return cast_hint({name: dtype})
+
+
+def suggest_type(cells: Sequence[Any]) -> pa.DataType:
+    """Return the type that preserves cells that cannot be stored.
+
+    >>> suggest_type([{1, 2}, None]), suggest_type([1, "a"])
+    (ListType(list<item: int64>), DataType(string))
+    """
+    present = [_unwrap(cell) for cell in cells if not is_missing(cell)]
+    kinds = classify_cells(present)
+    if kinds <= {"text", "bytes", "numpy void"}:
+        return pa.string() if kinds == {"text"} and _are_encodable(present) else pa.binary()
+    if "complex" in kinds and kinds <= {"complex", *NUMBERS}:
+        return pa.list_(pa.float64(), 2)
+    if "Fraction" in kinds and kinds <= {"Fraction", "int", "numpy int"}:
+        return pa.list_(pa.int64(), 2)
+    if "dict" in kinds and kinds <= {"dict"}:
+        return _suggest_struct(present)
+    if kinds == {"Interval"}:
+        bounds = suggest_type([*(cell.left for cell in present), *(cell.right for cell in present)])
+        return pa.struct([("left", bounds), ("right", bounds), ("closed", pa.string())])
+    if kinds & _LISTS and "dict" not in kinds:
+        any_list = pa.list_(pa.null())
+        items = itertools.chain.from_iterable(_to_items(cell, any_list) for cell in present)
+        return pa.list_(pa.field("item", suggest_type(list(items))))
+    return _suggest_scalar(present, kinds)
+
+
+def _suggest_scalar(cells: Sequence[Any], kinds: set[str]) -> pa.DataType:
+    if kinds and kinds <= _DURATIONS:
+        return pa.int64()
+    if kinds == {"Period"}:
+        return TIMESTAMP
+    try:
+        dtype = feature_type(cells_to_array(cells).type)
+        return pa.string() if dtype is None else dtype
+    except CONVERSION_ERRORS:
+        pass
+    if kinds and kinds <= _TIMES:
+        try:
+            to_array([_to_count(cell) for cell in cells], pa.int64())
+            return pa.int64()
+        except CONVERSION_ERRORS:  # finer than nanoseconds, or too far from 1970
+            pass
+    return pa.string()
+
+
+def _suggest_struct(cells: Sequence[Mapping[Any, Any]]) -> pa.DataType:
+    """Return a struct, or the list of the entries of dicts whose keys are not strings."""
+    keys = list(dict.fromkeys(itertools.chain.from_iterable(cells)))
+    if not all(isinstance(key, str) for key in keys):
+        values = [value for cell in cells for value in cell.values()]
+        entries = [("key", suggest_type(keys)), ("value", suggest_type(values))]
+        return pa.list_(pa.field("item", pa.struct(entries)))
+    dtype = pa.struct([(key, suggest_type([cell.get(key) for cell in cells])) for key in keys])
+    return feature_type(dtype) or pa.string()
+
+
+def _are_encodable(texts: Sequence[str]) -> bool:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_numeric(dtype: pa.DataType) -> bool:
+    """Return whether a type is an integer, decimal or floating-point type."""
+    return bool(is_exact(dtype) or pat.is_floating(dtype))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
@@ -15,9 +14,9 @@ from featurestore.lineage.origins import (
     GROUP_BY,
     JOIN,
     Dataset,
-    Origin,
+    OriginColumn,
     Origins,
-    Relation,
+    RelationOrigins,
     find_columns,
     sort_origins,
     then,
@@ -25,6 +24,7 @@ from featurestore.lineage.origins import (
 )
 from featurestore.lineage.query_origins import QueryTable, trace_query
 from featurestore.model.job import WindowWork
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.paths import StorePaths
 from featurestore.model.times import format_duration
 from featurestore.model.window_features import WindowLineage
@@ -42,8 +42,8 @@ _MASKING_AGGREGATES = frozenset({"count", "count_distinct"})
 class ColumnOrigins:
     """Source columns of each output column, and columns that determine the rows (joins, filters)."""
 
-    columns: dict[str, list[Origin]] = field(default_factory=dict)
-    rows: list[Origin] = field(default_factory=list)
+    columns: dict[str, list[OriginColumn]] = field(default_factory=dict)
+    rows: list[OriginColumn] = field(default_factory=list)
 
     @property
     def datasets(self) -> list[Dataset]:
@@ -80,7 +80,9 @@ def origins_of_query(
     return _sort({name: query.column(name.lower()) for name in names}, query.rows)
 
 
-def _sort(columns: Mapping[str, Iterable[Origin]], rows: Iterable[Origin]) -> ColumnOrigins:
+def _sort(
+    columns: Mapping[str, Iterable[OriginColumn]], rows: Iterable[OriginColumn]
+) -> ColumnOrigins:
     sorted_columns = {name: sort_origins(origins) for name, origins in columns.items()}
     return ColumnOrigins(
         {name: origins for name, origins in sorted_columns.items() if origins}, sort_origins(rows)
@@ -95,7 +97,7 @@ def origins_of_window_job(work: WindowWork, tables: Iterable[QueryTable]) -> Col
         tables: Its inputs.
     """
     job = WindowJob.from_work(work)
-    columns: dict[str, list[Origin]] = {name: [] for name in work.options.primary_key}
+    columns: dict[str, list[OriginColumn]] = {name: [] for name in work.options.primary_key}
     rows = []
     tables_by_dataset = {table.dataset: table for table in tables}
     for aggregate in job.lineage:
@@ -108,24 +110,24 @@ def origins_of_window_job(work: WindowWork, tables: Iterable[QueryTable]) -> Col
     for table in tables_by_dataset.values():
         for name in work.options.primary_key:
             if name in table.columns:
-                columns[name].append(Origin(table.dataset, name))
-                rows.append(Origin(table.dataset, name, GROUP_BY))
+                columns[name].append(OriginColumn(table.dataset, name))
+                rows.append(OriginColumn(table.dataset, name, GROUP_BY))
         if table.time is not None:
-            rows.append(Origin(table.dataset, table.time, FILTER))
+            rows.append(OriginColumn(table.dataset, table.time, FILTER))
     return _sort(columns, rows)
 
 
 def _aggregate_origins(
     dataset: Dataset, aggregate: WindowLineage, text: str, read_columns: ColumnReader
-) -> list[Origin]:
+) -> list[OriginColumn]:
     masking = aggregate.function in _MASKING_AGGREGATES
-    origins = [Origin(dataset, aggregate.column, AGGREGATION, text, masking)]
+    origins = [OriginColumn(dataset, aggregate.column, AGGREGATION, text, masking)]
     condition = aggregate.to_json()["where"]
     if condition is not None:
         # A condition may spell a name in another case.
         names = {name.lower(): name for name in read_columns(dataset)}
         origins += [
-            Origin(dataset, names.get(name.lower(), name), FILTER)
+            OriginColumn(dataset, names.get(name.lower(), name), FILTER)
             for name in find_columns(condition)
         ]
     return origins
@@ -149,7 +151,7 @@ def snapshot_columns(paths: StorePaths) -> ColumnReader:
     return read_columns
 
 
-def origins_of_plan(plan: Mapping[str, Any], read_columns: ColumnReader) -> ColumnOrigins:
+def origins_of_plan(plan: JsonMapping, read_columns: ColumnReader) -> ColumnOrigins:
     """Return the column origins of a JSON retrieval plan.
 
     Args:
@@ -166,7 +168,7 @@ class _PlanTracer:
 
     read_columns: ColumnReader
 
-    def trace(self, plan: Mapping[str, Any]) -> Relation:
+    def trace(self, plan: JsonMapping) -> RelationOrigins:
         labels = self._labels(plan)
         columns, rows = dict(labels.columns), [labels.rows]
         joins = [*plan.get("windows", ()), *plan["joins"]]
@@ -175,11 +177,11 @@ class _PlanTracer:
             for output in join["outputs"]:
                 columns[output["name"]] = self._output(dataset, output)
             for label_column, column in join["on"]:
-                keys = {Origin(dataset, column), *labels.columns.get(label_column, ())}
+                keys = {OriginColumn(dataset, column), *labels.columns.get(label_column, ())}
                 rows.append(then(keys, JOIN))
             if join["event_time"] is not None:
                 text = "as of the label's time"
-                rows.append(frozenset({Origin(dataset, join["event_time"], JOIN, text)}))
+                rows.append(frozenset({OriginColumn(dataset, join["event_time"], JOIN, text)}))
                 rows.append(then(labels.columns.get(plan["left_time"], ()), JOIN))
         for output in plan.get("on_demand", ()):
             columns[output["name"]] = self._expression(output["sql"], columns)
@@ -187,9 +189,9 @@ class _PlanTracer:
         names += [name for sample in plan.get("samples", ()) for name in sample["by"]]
         by_lower_name = {name.lower(): origins for name, origins in columns.items()}
         rows.append(then(union(by_lower_name.get(name.lower(), ()) for name in names), FILTER))
-        return Relation(columns, union(rows))
+        return RelationOrigins(columns, union(rows))
 
-    def _labels(self, plan: Mapping[str, Any]) -> Relation:
+    def _labels(self, plan: JsonMapping) -> RelationOrigins:
         """Return the origins of the labels, by the column names of the result."""
         if plan.get("left_plan") is not None:
             labels = self.trace(plan["left_plan"])
@@ -199,17 +201,19 @@ class _PlanTracer:
             dataset = _source_dataset(plan["left"])
             # All columns: a filter or a join may read a column that the result does not have.
             names = {*plan["left_columns"], plan["left_time"], *self.read_columns(dataset)}
-            labels = Relation({name: frozenset({Origin(dataset, name)}) for name in names if name})
+            labels = RelationOrigins(
+                {name: frozenset({OriginColumn(dataset, name)}) for name in names if name}
+            )
         else:
-            return Relation({})
+            return RelationOrigins({})
         # The plan has the names after renaming, the labels the names before.
         renamed = {
             rename["name"]: labels.columns.get(rename["column"], frozenset())
             for rename in plan.get("left_renames", ())
         }
-        return Relation({**labels.columns, **renamed}, labels.rows)
+        return RelationOrigins({**labels.columns, **renamed}, labels.rows)
 
-    def _query(self, query: Mapping[str, Any], names: Iterable[str]) -> Relation:
+    def _query(self, query: JsonMapping, names: Iterable[str]) -> RelationOrigins:
         datasets = {name: _source_dataset(source) for name, source in query["tables"].items()}
         tables = {
             name: QueryTable(dataset, self.read_columns(dataset))
@@ -217,9 +221,9 @@ class _PlanTracer:
         }
         result = origins_of_query(query["sql"], tables, names)
         columns = {name: frozenset(origins) for name, origins in result.columns.items()}
-        return Relation(columns, frozenset(result.rows))
+        return RelationOrigins(columns, frozenset(result.rows))
 
-    def _expression(self, sql: str, columns: Mapping[str, Iterable[Origin]]) -> Origins:
+    def _expression(self, sql: str, columns: Mapping[str, Iterable[OriginColumn]]) -> Origins:
         """Return the origins of an expression over columns with known origins."""
         rows = QueryTable(Dataset("rows"), list(columns))
         value = origins_of_query(f"select {sql} as v from fs_rows", {"fs_rows": rows}, ["v"])
@@ -228,9 +232,9 @@ class _PlanTracer:
             for origin in value.columns.get("v", ())
         )
 
-    def _output(self, dataset: Dataset, output: Mapping[str, Any]) -> Origins:
+    def _output(self, dataset: Dataset, output: JsonMapping) -> Origins:
         if "function" not in output:
-            return frozenset({Origin(dataset, output["column"])})
+            return frozenset({OriginColumn(dataset, output["column"])})
         aggregate = WindowLineage(
             output["name"],
             dataset.source,
@@ -245,5 +249,5 @@ class _PlanTracer:
         return frozenset(origins)
 
 
-def _source_dataset(source: Mapping[str, Any]) -> Dataset:
+def _source_dataset(source: JsonMapping) -> Dataset:
     return Dataset(str(source["featuregroup"]), source["version"])

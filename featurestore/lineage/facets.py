@@ -20,7 +20,7 @@ from openlineage.client.facet_v2 import (
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import Snapshot
 from featurestore.lineage.column_origins import ColumnOrigins
-from featurestore.lineage.origins import Dataset, Origin
+from featurestore.lineage.origins import Dataset, OriginColumn
 from featurestore.model.paths import StorePaths
 
 # The event producer. OpenLineage requires a URI; a URN needs no web address.
@@ -142,7 +142,7 @@ def column_lineage_facet(
 
 
 def _input_fields(
-    origins: Iterable[Origin], paths: StorePaths
+    origins: Iterable[OriginColumn], paths: StorePaths
 ) -> list[column_lineage_dataset.InputField]:
     """Return an input field per source column, with all its transformations."""
     transformations: dict[tuple[str, str, str], list[column_lineage_dataset.Transformation]] = {}

@@ -41,7 +41,7 @@ class Dataset(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origin:
+class OriginColumn:
     """A source column of a derived column, with the transformation.
 
     ``subtype`` is an OpenLineage subtype, ``text`` a description. With ``masking``, the source value
@@ -59,10 +59,10 @@ class Origin:
         """Whether the value of the derived column is computed from this column."""
         return self.subtype in _DIRECT
 
-    def then(self, subtype: str, *, masking: bool = False) -> Origin:
+    def then(self, subtype: str, *, masking: bool = False) -> OriginColumn:
         """Return the origin after a further transformation.
 
-        >>> Origin(Dataset("trips", 1), "fare", AGGREGATION).then(TRANSFORMATION).subtype
+        >>> OriginColumn(Dataset("trips", 1), "fare", AGGREGATION).then(TRANSFORMATION).subtype
         'AGGREGATION'
         """
         if subtype not in _DIRECT:
@@ -73,24 +73,24 @@ class Origin:
         return replace(self, subtype=combined, masking=self.masking or masking)
 
 
-Origins = frozenset[Origin]
+Origins = frozenset[OriginColumn]
 NONE: Origins = frozenset()
 # The key of the columns of a query whose names its text does not contain.
 UNNAMED = "*"
 
 
-def then(origins: Iterable[Origin], subtype: str, *, masking: bool = False) -> Origins:
+def then(origins: Iterable[OriginColumn], subtype: str, *, masking: bool = False) -> Origins:
     """Return the origins after a further transformation."""
     return frozenset(origin.then(subtype, masking=masking) for origin in origins)
 
 
-def union(origins: Iterable[Iterable[Origin]]) -> Origins:
+def union(origins: Iterable[Iterable[OriginColumn]]) -> Origins:
     """Return all origins."""
     return NONE.union(*origins)
 
 
 @dataclass(frozen=True)
-class Relation:
+class RelationOrigins:
     """The origins of the columns of a table or query, by name in lower case, and of its rows.
 
     ``table`` is a table with unknown columns.
@@ -103,7 +103,7 @@ class Relation:
     def column(self, name: str) -> Origins:
         """Return the origins of a column; the name is in lower case."""
         if self.table is not None:
-            return frozenset({Origin(self.table, name)})
+            return frozenset({OriginColumn(self.table, name)})
         return self.columns.get(name, self.columns.get(UNNAMED, NONE))
 
     @property
@@ -112,7 +112,7 @@ class Relation:
         return union(self.columns.values())
 
 
-def sort_origins(origins: Iterable[Origin]) -> list[Origin]:
+def sort_origins(origins: Iterable[OriginColumn]) -> list[OriginColumn]:
     """Return the origins without duplicates in an order that does not depend on the process."""
     return sorted(
         set(origins),
@@ -146,11 +146,11 @@ def find_columns(condition: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Context:
+class SelectScope:
     """The SELECT of an expression; clauses may also refer to its result columns, ``outputs``."""
 
     scope: Scope
-    outputs: Relation = field(default_factory=lambda: Relation({}))
+    outputs: RelationOrigins = field(default_factory=lambda: RelationOrigins({}))
 
 
 class ExpressionTracer(ABC):
@@ -160,14 +160,14 @@ class ExpressionTracer(ABC):
     """
 
     @abstractmethod
-    def trace(self, scope: Scope) -> Relation:
+    def trace(self, scope: Scope) -> RelationOrigins:
         """Return the origins of a query."""
 
     @abstractmethod
-    def source(self, name: str, scope: Scope) -> Relation:
+    def source(self, name: str, scope: Scope) -> RelationOrigins:
         """Return the origins of a table, a common table expression or a derived table."""
 
-    def value(self, node: exp.Expr, context: Context) -> Origins:
+    def value(self, node: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of the value of an expression."""
         from sqlglot import exp
 
@@ -183,11 +183,11 @@ class ExpressionTracer(ABC):
         masking = name.lower() in _MASKING
         return then(self.identity(node, context), subtype, masking=masking)
 
-    def identity(self, node: exp.Expr, context: Context) -> Origins:
+    def identity(self, node: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of all children, whose values do not change."""
         return union(self.value(child, context) for child in node.iter_expressions())
 
-    def column(self, node: exp.Column, context: Context) -> Origins:
+    def column(self, node: exp.Column, context: SelectScope) -> Origins:
         """Return the origins of a column of a table or, in a clause, of the result."""
         from sqlglot import exp
 
@@ -208,26 +208,26 @@ class ExpressionTracer(ABC):
         relation = self.source(table, scope)
         return column in relation.columns or relation.table is not None
 
-    def row(self, node: exp.TableColumn, context: Context) -> Origins:
+    def row(self, node: exp.TableColumn, context: SelectScope) -> Origins:
         """Return the origins of a table row as a struct, ``select t from t``."""
         return then(self.source(node.name, context.scope).all_columns, TRANSFORMATION)
 
-    def subquery(self, node: exp.Expr, context: Context) -> Origins:
+    def subquery(self, node: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of a subquery in an expression."""
         result = self._find_subquery(node.unnest(), context)
         return result.all_columns | result.rows
 
-    def exists(self, node: exp.Expr, context: Context) -> Origins:
+    def exists(self, node: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of EXISTS: the rows of the subquery, not its columns."""
         return self._find_subquery(node.this.unnest(), context).rows
 
-    def _find_subquery(self, query: exp.Expr, context: Context) -> Relation:
+    def _find_subquery(self, query: exp.Expr, context: SelectScope) -> RelationOrigins:
         for scope in context.scope.subquery_scopes:
             if scope.expression is query:
                 return self.trace(scope)
         raise ValueError(f"the subquery {query.sql(dialect=DIALECT)} has no scope")
 
-    def case(self, node: exp.Expr, context: Context) -> Origins:
+    def case(self, node: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of CASE and IF: conditions, and values of branches."""
         branches = node.args.get("ifs") or [node]
         conditions = [branch.this for branch in branches]
@@ -239,10 +239,10 @@ class ExpressionTracer(ABC):
             self._values(values, context), TRANSFORMATION
         )
 
-    def _values(self, nodes: Iterable[exp.Expr | None], context: Context) -> Origins:
+    def _values(self, nodes: Iterable[exp.Expr | None], context: SelectScope) -> Origins:
         return union(self.value(node, context) for node in nodes if node is not None)
 
-    def coalesce(self, node: exp.Expr, context: Context) -> Origins:
+    def coalesce(self, node: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of COALESCE and NULLIF, or of a column that USING merges."""
         columns = [node.this, *node.expressions]
         # sqlglot replaces a column of USING by COALESCE of columns without a position in the text.
@@ -255,30 +255,30 @@ class ExpressionTracer(ABC):
         value = self.value(node.this, context) if node.key == "nullif" else origins
         return then(origins, CONDITIONAL) | then(value, TRANSFORMATION)
 
-    def selected(self, node: exp.Expr, context: Context) -> Origins:
+    def selected(self, node: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of ``arg_max(value, key)`` and similar aggregates."""
         value, key, *_ = node.iter_expressions()
         return then(self.value(value, context), AGGREGATION) | then(self.value(key, context), SORT)
 
-    def ordered(self, node: exp.Order, context: Context) -> Origins:
+    def ordered(self, node: exp.Order, context: SelectScope) -> Origins:
         """Return the origins of the argument of an aggregate with ORDER BY, or of sort keys."""
         keys = union(self.value(key.this, context) for key in node.expressions)
         if node.this is None:
             return keys
         return self.value(node.this, context) | then(keys, SORT)
 
-    def within_group(self, node: exp.WithinGroup, context: Context) -> Origins:
+    def within_group(self, node: exp.WithinGroup, context: SelectScope) -> Origins:
         """Return the origins of ``quantile_cont(0.5) within group (order by x)``."""
         value, keys = self.value(node.this, context), self.value(node.expression, context)
         # The keys are the aggregated values if the aggregate has no argument.
         return value | then(keys, SORT if value else AGGREGATION)
 
-    def filtered(self, node: exp.Filter, context: Context) -> Origins:
+    def filtered(self, node: exp.Filter, context: SelectScope) -> Origins:
         """Return the origins of an aggregate with FILTER."""
         condition = self.value(node.expression, context)
         return self.value(node.this, context) | then(condition, FILTER)
 
-    def window(self, node: exp.Window, context: Context) -> Origins:
+    def window(self, node: exp.Window, context: SelectScope) -> Origins:
         """Return the origins of a window function: of its argument, partition and order."""
         bounds = [*node.args.get("partition_by", ()), node.args.get("order"), node.args.get("spec")]
         origins = self._values(bounds, context)
@@ -288,7 +288,7 @@ class ExpressionTracer(ABC):
         return self.value(node.this, context) | then(origins, WINDOW)
 
 
-_Visitor = Callable[[ExpressionTracer, Any, Context], Origins]
+_Visitor = Callable[[ExpressionTracer, Any, SelectScope], Origins]
 # By the names of sqlglot's classes, because the library is imported when the first event is sent.
 _VISITORS: dict[str, _Visitor] = {
     "Alias": ExpressionTracer.identity,

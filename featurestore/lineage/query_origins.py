@@ -22,12 +22,12 @@ from featurestore.lineage.origins import (
     SORT,
     TRANSFORMATION,
     UNNAMED,
-    Context,
     Dataset,
     ExpressionTracer,
-    Origin,
+    OriginColumn,
     Origins,
-    Relation,
+    RelationOrigins,
+    SelectScope,
     is_aggregate,
     then,
     union,
@@ -53,7 +53,7 @@ class QueryTable:
     time: str | None = None
 
 
-def trace_query(sql: str, tables: Mapping[str, QueryTable]) -> Relation:
+def trace_query(sql: str, tables: Mapping[str, QueryTable]) -> RelationOrigins:
     """Return the origins of the columns and rows of a query.
 
     >>> trips = QueryTable(Dataset("trips", 1), ["zone", "Fare"])
@@ -96,11 +96,11 @@ class _QueryTracer(ExpressionTracer):
 
     def __init__(self, tables: Mapping[str, QueryTable]) -> None:
         self._tables = {name.lower(): table for name, table in tables.items()}
-        self._results: dict[int, Relation] = {}
+        self._results: dict[int, RelationOrigins] = {}
         # The results so far of recursive queries, by the id of their first query.
-        self._recursive: dict[int, Relation] = {}
+        self._recursive: dict[int, RelationOrigins] = {}
 
-    def trace(self, scope: Scope) -> Relation:
+    def trace(self, scope: Scope) -> RelationOrigins:
         """Return the origins of a query, a subquery or a table function."""
         from sqlglot import exp
 
@@ -116,11 +116,11 @@ class _QueryTracer(ExpressionTracer):
             self._results[key] = result
         return self._results[key]
 
-    def _trace_select(self, scope: Scope, select: exp.Select) -> Relation:
+    def _trace_select(self, scope: Scope, select: exp.Select) -> RelationOrigins:
         from sqlglot import exp
 
         columns: dict[str, Origins] = {}
-        context = Context(scope)
+        context = SelectScope(scope)
         for projection in select.selects:
             name, origins = projection.alias_or_name, self.value(projection, context)
             # A star of a struct, or names that match a pattern.
@@ -128,9 +128,11 @@ class _QueryTracer(ExpressionTracer):
                 name, origins = UNNAMED, self._expanded(projection, context)
             # Set operations combine columns by position, so columns with equal names are separate.
             columns[name if name not in columns else f"{name} {len(columns)}"] = origins
-        return Relation(columns, self._rows(Context(scope, Relation(columns)), select))
+        return RelationOrigins(
+            columns, self._rows(SelectScope(scope, RelationOrigins(columns)), select)
+        )
 
-    def _expanded(self, projection: exp.Expr, context: Context) -> Origins:
+    def _expanded(self, projection: exp.Expr, context: SelectScope) -> Origins:
         """Return the origins of columns whose names depend on the types or on a pattern."""
         from sqlglot import exp
 
@@ -140,7 +142,7 @@ class _QueryTracer(ExpressionTracer):
             origins |= union(self.source(name, context.scope).all_columns for name in names)
         return then(origins, TRANSFORMATION)
 
-    def _rows(self, context: Context, select: exp.Select) -> Origins:
+    def _rows(self, context: SelectScope, select: exp.Select) -> Origins:
         """Return the origins of the rows of a SELECT."""
         from sqlglot import exp
 
@@ -167,7 +169,7 @@ class _QueryTracer(ExpressionTracer):
             rows += [then(self.value(node, context), JOIN) for node in lists]
         return union(rows)
 
-    def _group_keys(self, context: Context, select: exp.Select) -> Origins:
+    def _group_keys(self, context: SelectScope, select: exp.Select) -> Origins:
         """Return the origins of the keys of GROUP BY ALL: what is outside of aggregates."""
         from sqlglot import exp
         from sqlglot.optimizer.scope import walk_in_scope
@@ -182,7 +184,7 @@ class _QueryTracer(ExpressionTracer):
             keys += [self.value(node, context) for node in nodes]
         return union(keys)
 
-    def _trace_set_operation(self, scope: Scope, expression: exp.SetOperation) -> Relation:
+    def _trace_set_operation(self, scope: Scope, expression: exp.SetOperation) -> RelationOrigins:
         from sqlglot import exp
 
         anchor_scope, second_scope = scope.set_operation_scopes
@@ -200,19 +202,19 @@ class _QueryTracer(ExpressionTracer):
             self._results = results
         return result
 
-    def _trace_table_function(self, scope: Scope, expression: exp.Expr) -> Relation:
+    def _trace_table_function(self, scope: Scope, expression: exp.Expr) -> RelationOrigins:
         """Trace UNNEST, VALUES, LATERAL or a parenthesized query."""
         inner = [*scope.subquery_scopes, *scope.derived_table_scopes]
         if inner:
             return self.trace(inner[-1])
-        context = Context(scope)
+        context = SelectScope(scope)
         origins = union(self.value(child, context) for child in expression.iter_expressions())
         # The number of rows is the length of the list.
-        return Relation({UNNAMED: then(origins, TRANSFORMATION)}, then(origins, JOIN))
+        return RelationOrigins({UNNAMED: then(origins, TRANSFORMATION)}, then(origins, JOIN))
 
     # -- sources ----------------------------------------------------------------------------------
 
-    def source(self, name: str, scope: Scope) -> Relation:
+    def source(self, name: str, scope: Scope) -> RelationOrigins:
         """Return the origins of a table, a common table expression or a derived table."""
         pivots = scope.pivots
         if pivots and pivots[-1].alias_or_name == name:
@@ -220,23 +222,27 @@ class _QueryTracer(ExpressionTracer):
         owner: Scope | None = scope
         while owner is not None and name not in owner.sources:
             owner = owner.parent  # a correlated subquery reads the tables of the outer query
-        return Relation({}) if owner is None else self._relation(owner.sources[name])
+        return RelationOrigins({}) if owner is None else self._relation(owner.sources[name])
 
-    def _relation(self, source: exp.Table | Scope) -> Relation:
+    def _relation(self, source: exp.Table | Scope) -> RelationOrigins:
         from sqlglot import exp
 
         if not isinstance(source, exp.Table):
             return self._recursive.get(id(source.expression)) or self.trace(source)
         table = self._tables.get(source.name.lower())
         if table is None:
-            return Relation({})
-        columns = {name.lower(): frozenset({Origin(table.dataset, name)}) for name in table.columns}
+            return RelationOrigins({})
+        columns = {
+            name.lower(): frozenset({OriginColumn(table.dataset, name)}) for name in table.columns
+        }
         rows = NONE
         if table.time is not None:
-            rows = frozenset({Origin(table.dataset, table.time, FILTER, "rows of the window")})
-        return Relation(columns, rows, None if columns else table.dataset)
+            rows = frozenset(
+                {OriginColumn(table.dataset, table.time, FILTER, "rows of the window")}
+            )
+        return RelationOrigins(columns, rows, None if columns else table.dataset)
 
-    def _pivoted(self, scope: Scope, pivots: Sequence[exp.Pivot]) -> Relation:
+    def _pivoted(self, scope: Scope, pivots: Sequence[exp.Pivot]) -> RelationOrigins:
         """Return the origins of a pivoted or unpivoted table."""
         from sqlglot import exp
 
@@ -260,7 +266,7 @@ class _QueryTracer(ExpressionTracer):
         rows = base.rows
         if not is_unpivot:
             rows |= then(union(keys.values()), GROUP_BY)
-        return Relation({**keys, UNNAMED: union(computed.values())}, rows)
+        return RelationOrigins({**keys, UNNAMED: union(computed.values())}, rows)
 
 
 def _find_columns(pivot: exp.Pivot, clause: str) -> list[str]:
@@ -272,7 +278,9 @@ def _find_columns(pivot: exp.Pivot, clause: str) -> list[str]:
     return [column.name for node in nodes for column in node.find_all(exp.Column)]
 
 
-def _combine(expression: exp.SetOperation, first: Relation, second: Relation) -> Relation:
+def _combine(
+    expression: exp.SetOperation, first: RelationOrigins, second: RelationOrigins
+) -> RelationOrigins:
     """Return the origins of the result of UNION, EXCEPT or INTERSECT."""
     from sqlglot import exp
 
@@ -292,4 +300,4 @@ def _combine(expression: exp.SetOperation, first: Relation, second: Relation) ->
     # EXCEPT ALL and INTERSECT ALL count equal rows.
     if expression.args.get("distinct") or not is_union:
         rows |= then(union(columns.values()), GROUP_BY)
-    return Relation(columns, rows)
+    return RelationOrigins(columns, rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +31,7 @@ from featurestore.errors import (
 )
 from featurestore.model import display
 from featurestore.model.display import escape_line
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.times import to_python_values
 from featurestore.registry import featuregroups, origins
 from featurestore.registry.origins import GROUP, Object
@@ -319,7 +320,7 @@ _ATTRIBUTE = "featurestore.inputs"
 _IDENTITY_FIELDS = ("featuregroup", "source", "version", "delta_version")
 
 
-def record_inputs(frame: Any, inputs: Sequence[Mapping[str, Any]], location: str) -> Any:
+def record_inputs(frame: Any, inputs: Sequence[JsonMapping], location: str) -> Any:
     """Record lineage inputs in a pandas dataframe, and return the dataframe."""
     if inputs:
         # ``to_parquet`` writes attrs as JSON, so they contain plain values only.
@@ -346,7 +347,7 @@ def recorded_inputs(df: object, location: str) -> list[dict[str, Any]]:
     return list(filter(_is_input, inputs)) if isinstance(inputs, list) else []
 
 
-def existing_inputs(session: Session, df: object) -> tuple[Mapping[str, Any], ...]:
+def existing_inputs(session: Session, df: object) -> tuple[JsonMapping, ...]:
     """Return the recorded inputs of a dataframe without groups that have never existed."""
     recorded = recorded_inputs(df, session.location)
     if not recorded:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,7 +30,7 @@ from featurestore.retrieval.label_samples import (
 )
 from featurestore.session import Session
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Mask = npt.NDArray[np.bool_]
 # A time later than the times of all rows.
 _LAST = datetime(9000, 1, 1, tzinfo=UTC)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.hints import PLAUSIBLE_START, misread_hint
@@ -15,7 +15,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import format_duration, format_ttl, from_micros, to_micros
 from featurestore.retrieval.conversions import format_cell
-from featurestore.retrieval.label_samples import NEVER, label_times, to_microseconds
+from featurestore.retrieval.label_samples import NEVER, KeyValues, label_times, to_microseconds
 from featurestore.session import Session
 
 _PEEK_ROWS = 1000
@@ -30,10 +30,10 @@ class UnmatchedLabels:
     """
 
     labels: pa.Table
-    masks: dict[str, np.ndarray[Any, np.dtype[np.bool_]]]
+    masks: dict[str, npt.NDArray[np.bool_]]
     events: pa.ChunkedArray | None = None
 
-    def indices_for(self, reason: str) -> np.ndarray[Any, Any]:
+    def indices_for(self, reason: str) -> npt.NDArray[np.int64]:
         """Return the indices of the labels that are unmatched for a reason."""
         mask = self.masks.get(reason)
         if mask is None:
@@ -196,7 +196,7 @@ def _event_bounds(join: Join) -> tuple[datetime, datetime] | None:
     return from_micros(first), from_micros(last)
 
 
-def _group_keys(session: Session, join: Join) -> list[tuple[Any, ...]]:
+def _group_keys(session: Session, join: Join) -> list[KeyValues]:
     """Read the keys of the first rows of a group."""
     columns = [key for _, key in join.on]
     engine, source = session.engine, join.source
@@ -206,14 +206,14 @@ def _group_keys(session: Session, join: Join) -> list[tuple[Any, ...]]:
     return _key_tuples(engine.stream(relation, limit=_PEEK_ROWS).read_all(), columns)
 
 
-def _key_tuples(table: pa.Table, columns: list[str]) -> list[tuple[Any, ...]]:
+def _key_tuples(table: pa.Table, columns: list[str]) -> list[KeyValues]:
     values = [table.column(name).to_pylist() for name in columns]
     return list(dict.fromkeys(zip(*values, strict=True)))
 
 
 def _spelling_pair(
-    label_keys: list[tuple[Any, ...]], group_keys: list[tuple[Any, ...]]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    label_keys: list[KeyValues], group_keys: list[KeyValues]
+) -> tuple[KeyValues, KeyValues] | None:
     """Return a label key and a group key that differ only in spelling."""
     keys_by_text = {}
     for key in group_keys:
@@ -225,11 +225,11 @@ def _spelling_pair(
     return None
 
 
-def _normalize_key(value: Any) -> str:
+def _normalize_key(value: object) -> str:
     return str(value).strip().casefold().lstrip("0")
 
 
-def _format_key(key: tuple[Any, ...]) -> str:
+def _format_key(key: KeyValues) -> str:
     if len(key) == 1:
         return repr(key[0])
     return repr(key)

@@ -44,7 +44,7 @@ class ExplainedRow:
     ``delta_version`` is the first table version that contains the row, if it can be read.
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     event_time: datetime | None
     created_time: datetime | None
     row_hash: str
@@ -65,7 +65,7 @@ class Explanation:
     group: str
     version: int
     delta_version: int
-    key: Mapping[str, Any]
+    key: Mapping[str, object]
     at: datetime
     row: ExplainedRow | None
     lost: tuple[ExplainedRow, ...]
@@ -175,7 +175,9 @@ def format_version(delta_version: int) -> str:
     return f"Delta version {delta_version}"
 
 
-def _find_similar_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tuple[str, ...]:
+def _find_similar_keys(
+    session: Session, source: Source, key: Mapping[str, object]
+) -> tuple[str, ...]:
     """Return up to five keys whose string forms are similar."""
     engine = session.engine
     names = source.spec.primary_key
@@ -195,7 +197,7 @@ def _find_similar_keys(session: Session, source: Source, key: Mapping[str, Any])
     return tuple(difflib.get_close_matches(_format_key(key), formatted_keys, n=5, cutoff=0.3))
 
 
-def _format_key(key: Mapping[str, Any]) -> str:
+def _format_key(key: Mapping[str, object]) -> str:
     if len(key) == 1:
         return repr(next(iter(key.values())))
     return repr(dict(key))
@@ -205,7 +207,7 @@ def _format_key(key: Mapping[str, Any]) -> str:
 class _Candidate:
     """A row of the key with the values that determine its rank."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     event: datetime | None
     created: datetime | None
     tie: int
@@ -317,7 +319,7 @@ class _FirstVersions:
     The rows of the key are read at most once per version.
     """
 
-    def __init__(self, session: Session, source: Source, key: Mapping[str, Any]) -> None:
+    def __init__(self, session: Session, source: Source, key: Mapping[str, object]) -> None:
         self._session = session
         self._source = source
         self._key = key
@@ -364,7 +366,7 @@ class _FirstVersions:
         return frozenset(map("{:016x}".format, tie_hash(rows).tolist()))
 
 
-def read_key_rows(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
+def read_key_rows(session: Session, source: Source, key: Mapping[str, object]) -> pa.Table:
     """Read the rows of a key with all columns of the group."""
     engine, schema = session.engine, source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)

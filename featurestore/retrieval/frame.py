@@ -18,6 +18,7 @@ from featurestore.arrow.types import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.external import find_live_sources, keep_rows
 from featurestore.model.arguments import suggest_arguments
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.runtime import forked_process_error
 from featurestore.model.source import SourceRead, SourceReads
@@ -99,7 +100,7 @@ class FeatureFrame:
         self._view: tuple[str, int] | None = None
         self._view_labels: tuple[str, ...] = ()
         self._reads: list[SourceRead] | None = None
-        self._inputs: tuple[Mapping[str, Any], ...] = ()
+        self._inputs: tuple[JsonMapping, ...] = ()
 
     @classmethod
     def planned(
@@ -194,12 +195,12 @@ class FeatureFrame:
         return SourceReads(self._reads, live)
 
     @property
-    def inputs(self) -> tuple[Mapping[str, Any], ...]:
+    def inputs(self) -> tuple[JsonMapping, ...]:
         """The lineage inputs of the rows: groups, datasets, models."""
         sources = () if self._plan is None else self._plan.sources
         return (*self._inputs, *(source.to_json() for source in sources))
 
-    def made_of(self, *inputs: Mapping[str, Any]) -> FeatureFrame:
+    def made_of(self, *inputs: JsonMapping) -> FeatureFrame:
         """Return a copy with additional lineage inputs, which are recorded when it is written."""
         frame = copy(self)
         frame._inputs = (*self._inputs, *inputs)

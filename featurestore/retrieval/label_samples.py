@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
@@ -29,6 +30,9 @@ from featurestore.retrieval.execution import (
 )
 from featurestore.session import Session
 
+Ints: TypeAlias = npt.NDArray[np.int64]
+# The values of a key, by key column.
+KeyValues: TypeAlias = tuple[object, ...]
 # The value in microseconds for a label without a time.
 NEVER = np.iinfo(np.int64).min
 
@@ -104,7 +108,7 @@ def sample_by_priority(session: Session, relation: Relation, *, sample: int, see
     return sampled_rows
 
 
-def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
+def label_times(plan: FeaturePlan, labels: pa.Table) -> Ints:
     """Return the time of each label in microseconds since 1970, or NEVER if it has none."""
     if plan.fixed_time is not None:
         return np.full(labels.num_rows, to_micros(plan.fixed_time))
@@ -113,7 +117,7 @@ def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
     return to_microseconds(labels.column(plan.left_time))
 
 
-def to_microseconds(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def to_microseconds(column: pa.ChunkedArray) -> Ints:
     """Convert times to microseconds since 1970, and nulls to NEVER."""
     # Dates have no cast to int64 microseconds.
     if pat.is_date(column.type):
@@ -165,19 +169,17 @@ class EligibleRows:
             # A row without a declared time is never known. Nulls in other time columns have no
             # meaning.
             self._has_times = np.min(limiting_times, axis=0) != NEVER
-        self._event: np.ndarray[Any, Any] | None = None
+        self._event: Ints | None = None
         if times:
             self._event = ranks[0][order]
-        positions: dict[tuple[Any, ...], list[int]] = {}
+        positions: dict[KeyValues, list[int]] = {}
         for position, index in enumerate(order.tolist()):
             if None not in keys[index]:
                 positions.setdefault(keys[index], []).append(position)
         # Converted once, since several labels may have the key.
         self._positions = {key: np.array(numbers) for key, numbers in positions.items()}
 
-    def find_values(
-        self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
-    ) -> dict[str, pa.Array]:
+    def find_values(self, keys: Sequence[KeyValues], times: Ints) -> dict[str, pa.Array]:
         """Find the value of each output for each label, by output name."""
         row_numbers = [
             self._find_best_row(key, int(time)) for key, time in zip(keys, times, strict=True)
@@ -192,7 +194,7 @@ class EligibleRows:
                 values[output.name] = pa.nulls(len(row_numbers), column.type)
         return values
 
-    def _find_best_row(self, key: tuple[Any, ...], time: int) -> int | None:
+    def _find_best_row(self, key: KeyValues, time: int) -> int | None:
         """Return the row with the highest rank that is eligible at a time, or None."""
         positions = self._positions.get(key, np.zeros(0, np.int64))
         if time == NEVER:  # a label without time meets only rows that need none
@@ -221,7 +223,7 @@ def time_columns(join: Join | WindowJoin) -> list[str]:
     ]
 
 
-def key_tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+def key_tuples(table: pa.Table, columns: Sequence[str]) -> list[KeyValues]:
     """Return the values of key columns, as one tuple per row."""
     values = [table.column(name).to_pylist() for name in columns]
     return list(zip(*values, strict=True))

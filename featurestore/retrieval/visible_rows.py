@@ -13,23 +13,21 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import accumulate
 from math import isqrt
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import WindowJoin
-from featurestore.retrieval.label_samples import NEVER, to_microseconds
+from featurestore.retrieval.label_samples import NEVER, Ints, KeyValues, to_microseconds
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 _ALWAYS = np.iinfo(np.int64).max
 _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
-class Window:
+class VisibleRows:
     """The rows ``first`` to ``last`` of a group that are visible at a time; ``index`` selects them."""
 
     first: int
@@ -38,12 +36,12 @@ class Window:
     index: slice | Ints
 
 
-_EMPTY = Window(0, 0, NEVER, slice(0, 0))
-Add: TypeAlias = Callable[[Window], int]
+_EMPTY = VisibleRows(0, 0, NEVER, slice(0, 0))
+Add: TypeAlias = Callable[[VisibleRows], int]
 
 
 @dataclass(frozen=True)
-class Events:
+class SortedEvents:
     """The rows of a group that are visible at some time, sorted by key, event time and version.
 
     ``positions`` are their numbers in the table. ``known`` and ``replaced`` are the times from and
@@ -55,12 +53,12 @@ class Events:
     event: list[int]
     known: Ints
     replaced: Ints
-    ranges: Mapping[tuple[Any, ...], tuple[int, int]]
+    ranges: Mapping[KeyValues, tuple[int, int]]
     is_settled: bool
 
     def find_window(
-        self, key: tuple[Any, ...], time: int | None, *, over: timedelta | None, offset: timedelta
-    ) -> Window:
+        self, key: KeyValues, time: int | None, *, over: timedelta | None, offset: timedelta
+    ) -> VisibleRows:
         """Return the rows of a key in ``(time - offset - over, time - offset]`` visible at a time."""
         # A label with a null key matches no rows, as in a join.
         if time is None or None in key or key not in self.ranges:
@@ -77,7 +75,7 @@ class Events:
         if not self.is_settled:
             is_visible = (self.known[first:last] <= time) & (time < self.replaced[first:last])
             index = first + np.flatnonzero(is_visible)
-        return Window(first, last, time, index)
+        return VisibleRows(first, last, time, index)
 
     def adder(self, numbers: Sequence[int]) -> Add:
         """Return a function that adds the numbers of the visible rows of windows, without rounding.
@@ -122,7 +120,7 @@ class _VisibleSums:
         self._visible = [0] * row_count
         self._blocks = [0] * (row_count // self._size + 1)
 
-    def add(self, window: Window) -> int:
+    def add(self, window: VisibleRows) -> int:
         """Return the sum of the visible rows of a window."""
         if window.first == window.last:
             return 0
@@ -150,7 +148,7 @@ class _VisibleSums:
         self._position = max(self._position, end)
 
 
-def sort_events(join: WindowJoin, rows: pa.Table) -> Events:
+def sort_events(join: WindowJoin, rows: pa.Table) -> SortedEvents:
     """Sort the rows of a group, and compute from and until which time each is visible."""
     event = to_microseconds(rows.column(join.event_time))
     created = event
@@ -174,7 +172,7 @@ def sort_events(join: WindowJoin, rows: pa.Table) -> Events:
     order = np.lexsort((ties, created, event, key_codes))
     order = order[has_times[order] & (known[order] < replaced[order])]
     starts = np.searchsorted(key_codes[order], np.arange(len(codes_by_key) + 1)).tolist()
-    return Events(
+    return SortedEvents(
         positions=order,
         event=event[order].tolist(),
         known=known[order],
@@ -186,9 +184,9 @@ def sort_events(join: WindowJoin, rows: pa.Table) -> Events:
     )
 
 
-def _codes(rows: pa.Table, columns: Sequence[str]) -> tuple[Ints, dict[tuple[Any, ...], int]]:
+def _codes(rows: pa.Table, columns: Sequence[str]) -> tuple[Ints, dict[KeyValues, int]]:
     """Return the code of each row, and the codes of the distinct values of the columns."""
-    codes: dict[tuple[Any, ...], int] = {}
+    codes: dict[KeyValues, int] = {}
     if not columns:
         return np.zeros(rows.num_rows, np.int64), codes
     values = zip(*[rows.column(name).to_pylist() for name in columns], strict=True)

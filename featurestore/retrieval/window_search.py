@@ -21,25 +21,24 @@ import pyarrow.types as pat
 
 from featurestore.aggregates import reference
 from featurestore.model.plan import WindowJoin, WindowOutput
-from featurestore.retrieval.label_samples import NEVER
-from featurestore.retrieval.visible_rows import Add, Events, Window, sort_events
+from featurestore.retrieval.label_samples import NEVER, Ints, KeyValues
+from featurestore.retrieval.visible_rows import Add, SortedEvents, VisibleRows, sort_events
 from featurestore.retrieval.window_rows import matching_rows
 from featurestore.session import Session
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 _MANTISSA_BITS = 53
 
 
 # The value of an aggregate over a window, None if no row in the window has a value.
-Evaluate: TypeAlias = Callable[[Window], Any]
+Evaluate: TypeAlias = Callable[[VisibleRows], Any]
 
 
 def window_values(
     session: Session,
     join: WindowJoin,
     rows: pa.Table,
-    keys: Sequence[tuple[Any, ...]],
+    keys: Sequence[KeyValues],
     times: Sequence[int | None],
 ) -> dict[str, pa.Array]:
     """Compute each aggregate for each label, by aggregate name.
@@ -60,7 +59,7 @@ def window_values(
     # Sums are updated from label to label.
     label_order = np.argsort([NEVER if time is None else time for time in times], kind="stable")
     for number in label_order.tolist():
-        windows: dict[tuple[timedelta | None, timedelta], Window] = {}
+        windows: dict[tuple[timedelta | None, timedelta], VisibleRows] = {}
         for output, evaluate in evaluators:
             bounds = (output.over, output.offset)
             if bounds not in windows:
@@ -75,7 +74,7 @@ def window_values(
 class _Columns:
     """The columns of sorted rows, each converted once for all aggregates that need it."""
 
-    def __init__(self, session: Session, events: Events, rows: pa.Table) -> None:
+    def __init__(self, session: Session, events: SortedEvents, rows: pa.Table) -> None:
         self._session = session
         self._events = events
         self._rows = rows
@@ -148,13 +147,13 @@ class _Columns:
         return self._ranks[name]
 
 
-def _counter(events: Events, is_counted: Bools) -> Add:
+def _counter(events: SortedEvents, is_counted: Bools) -> Add:
     """Return a function that counts the rows of a window for which ``is_counted`` is true."""
     return events.adder(is_counted.astype(np.int64).tolist())
 
 
 def _booleans(output: WindowOutput, count: Add, count_true: Add) -> Evaluate:
-    def evaluate(window: Window) -> bool | None:
+    def evaluate(window: VisibleRows) -> bool | None:
         rows, true_rows = count(window), count_true(window)
         if not rows:
             return None
@@ -164,7 +163,7 @@ def _booleans(output: WindowOutput, count: Add, count_true: Add) -> Evaluate:
 
 
 def _distinct(ranks: Ints, is_counted: Bools) -> Evaluate:
-    def evaluate(window: Window) -> int:
+    def evaluate(window: VisibleRows) -> int:
         return len(np.unique(ranks[window.index][is_counted[window.index]]))
 
     return evaluate
@@ -177,7 +176,7 @@ def _extremes(
     no_rank = -1 if is_maximum else len(ordered)
     counted_ranks = np.where(is_counted, ranks, no_rank)
 
-    def evaluate(window: Window) -> Any:
+    def evaluate(window: VisibleRows) -> Any:
         window_ranks = counted_ranks[window.index]
         if not len(window_ranks):
             return None
@@ -190,7 +189,7 @@ def _extremes(
 def _sequence(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
     numbers = np.arange(len(is_counted))
 
-    def evaluate(window: Window) -> Any:
+    def evaluate(window: VisibleRows) -> Any:
         counted_rows = numbers[window.index][is_counted[window.index]].tolist()
         if output.function == "last_n":
             last = [column[number].as_py() for number in counted_rows[-output.n :]]
@@ -203,7 +202,7 @@ def _sequence(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Eval
 
 
 def _integer_sums(
-    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools, count: Add
+    output: WindowOutput, events: SortedEvents, column: pa.Array, is_counted: Bools, count: Add
 ) -> Evaluate:
     """Return the function for sums and means of integers and decimals."""
     scale = column.type.scale if pat.is_decimal(column.type) else None
@@ -217,7 +216,7 @@ def _integer_sums(
     ]
     total_of = events.adder(counted_units)
 
-    def evaluate(window: Window) -> Any:
+    def evaluate(window: VisibleRows) -> Any:
         rows, total = count(window), total_of(window)
         if not rows:
             return None
@@ -235,13 +234,13 @@ def _integer_sums(
 class _FloatSums:
     """Exact sums of float64 values: of the finite ones, of their squares, and the other values."""
 
-    total: Callable[[Window], Fraction]
-    squares: Callable[[Window], Fraction]
-    non_finite: Callable[[Window], set[float]]
+    total: Callable[[VisibleRows], Fraction]
+    squares: Callable[[VisibleRows], Fraction]
+    non_finite: Callable[[VisibleRows], set[float]]
 
 
 def _float_sums(output: WindowOutput, count: Add, sums: _FloatSums) -> Evaluate:
-    def evaluate(window: Window) -> float | None:
+    def evaluate(window: VisibleRows) -> float | None:
         rows = count(window)
         if not rows:
             return None
@@ -255,7 +254,7 @@ def _float_sums(output: WindowOutput, count: Add, sums: _FloatSums) -> Evaluate:
 
 
 def _deviations(output: WindowOutput, count: Add, sums: _FloatSums) -> Evaluate:
-    def evaluate(window: Window) -> float | None:
+    def evaluate(window: VisibleRows) -> float | None:
         rows = count(window)
         if rows < 2:
             return None
@@ -269,7 +268,7 @@ def _deviations(output: WindowOutput, count: Add, sums: _FloatSums) -> Evaluate:
     return evaluate
 
 
-def _exact_sums(events: Events, column: pa.Array, is_counted: Bools) -> _FloatSums:
+def _exact_sums(events: SortedEvents, column: pa.Array, is_counted: Bools) -> _FloatSums:
     """Return the sums of a column of numbers as float64."""
     numbers = np.array(
         [0.0 if value is None else float(value) for value in column.to_pylist()], np.float64

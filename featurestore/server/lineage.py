@@ -14,7 +14,7 @@ from featurestore.lineage.column_origins import (
     origins_of_query,
     origins_of_window_job,
 )
-from featurestore.lineage.origins import Dataset, Origin
+from featurestore.lineage.origins import Dataset, OriginColumn
 from featurestore.lineage.query_origins import QueryTable
 from featurestore.model.job import SqlWork, WindowWork
 from featurestore.model.names import parse_group_reference
@@ -96,7 +96,7 @@ class FeatureLineage:
             self.columns.get(dataset, ())
         )
 
-    def _feature(self, origin: Origin) -> Node:
+    def _feature(self, origin: OriginColumn) -> Node:
         """Return the feature node of an origin; without a version, the latest version is used."""
         group, version, _ = origin.dataset
         if version is None:
@@ -201,7 +201,7 @@ def _derived_columns(node: Node, origins: ColumnOrigins) -> list[str]:
     ]
 
 
-def _contains(node: Node, origins: Iterable[Origin]) -> bool:
+def _contains(node: Node, origins: Iterable[OriginColumn]) -> bool:
     """Return True if a feature is one of the origins."""
     group, column = node.parts
     for origin in origins:

@@ -14,6 +14,7 @@ from featurestore.errors import FeatureGroupNotFound, InvalidReference, Training
 from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.table import parse_requested_version
 from featurestore.model.display import Listing
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
@@ -73,8 +74,8 @@ class RemoteTrainingDataset(TrainingDataset):
         return f"{_FOLDER}/{self.name}/{self.version}"
 
     @property
-    def _record(self) -> Mapping[str, Any]:
-        record: Mapping[str, Any] = self.client.get(self._address)
+    def _record(self) -> JsonMapping:
+        record: JsonMapping = self.client.get(self._address)
         return record
 
     @property
@@ -139,28 +140,28 @@ class RemoteTrainingDataset(TrainingDataset):
     def url_of(self, split: str) -> NoReturn:
         self._refuse("url_of()", "download('folder').url_of(...)")
 
-    def matrix(self, *_: Any, **__: Any) -> NoReturn:
+    def matrix(self, *_: object, **__: object) -> NoReturn:
         self._refuse("matrix()", "download('folder').matrix(...)")
 
-    def reader(self, *_: Any, **__: Any) -> NoReturn:
+    def reader(self, *_: object, **__: object) -> NoReturn:
         self._refuse("reader()", "download('folder').reader(...)")
 
-    def resume(self, *_: Any, **__: Any) -> NoReturn:
+    def resume(self, *_: object, **__: object) -> NoReturn:
         self._refuse("resume()", "download('folder').resume(...)")
 
-    def petastorm_reader(self, *_: Any, **__: Any) -> NoReturn:
+    def petastorm_reader(self, *_: object, **__: object) -> NoReturn:
         self._refuse("petastorm_reader()", "download('folder').petastorm_reader(...)")
 
     def diff(self, other: TrainingDataset) -> NoReturn:
         self._refuse("diff()", "download('folder').diff(other.download('other'))")
 
-    def fit(self, *_: Any, **__: Any) -> NoReturn:
+    def fit(self, *_: object, **__: object) -> NoReturn:
         self._refuse("fit()", "download('folder').fit(...)")
 
-    def preprocessor(self, *_: Any, **__: Any) -> NoReturn:
+    def preprocessor(self, *_: object, **__: object) -> NoReturn:
         self._refuse("preprocessor()", "download('folder').preprocessor(...)")
 
-    def keras_inputs(self, *_: Any, **__: Any) -> NoReturn:
+    def keras_inputs(self, *_: object, **__: object) -> NoReturn:
         self._refuse("keras_inputs()", "download('folder').keras_inputs(...)")
 
     def staleness(self) -> NoReturn:
@@ -302,7 +303,7 @@ class RemoteFeatureStore(
 
     def _retrieve(self, request: RetrievalRequest, *, verify: str | None) -> FeatureFrame:
         self._refuse_verified(verify)
-        read: dict[str, Any] = {
+        read: JsonDict = {
             "kind": "features",
             "features": _references_to_json(request.features),
             "label_time": times_to_strings(request.label_time, "label_time"),
@@ -340,12 +341,12 @@ class RemoteFeatureStore(
         return RemoteFeatureGroup(self._session, self._client, name, version)
 
 
-def _references_to_json(features: object) -> list[str | dict[str, Any]]:
+def _references_to_json(features: object) -> list[str | JsonDict]:
     """Convert references to strings, and aggregates and on-demand features to JSON objects."""
     items = [features]
     if isinstance(features, Sequence) and not isinstance(features, str):
         items = list(features)
-    references: list[str | dict[str, Any]] = []
+    references: list[str | JsonDict] = []
     for feature in items:
         if isinstance(feature, WindowFeature):
             references.append({"window": window_to_json(feature)})

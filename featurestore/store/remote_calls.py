@@ -151,7 +151,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
     def remove_featuregroup_tag(self, name: str, key: str, *, version: int | None = None) -> None:
         self._change(name, version, "tags", key=key, value=None)
 
-    def _change(self, name: str, version: int | None, resource: str, **values: Any) -> Any:
+    def _change(self, name: str, version: int | None, resource: str, **values: object) -> Any:
         group = self.featuregroup(name, version=version)
         path = f"/featuregroups/{group.name}/{group.version}/{resource}"
         return client_of(self._session).send(path, values)
@@ -191,10 +191,10 @@ class RemoteFeatureView(FeatureView):
             reference = format_group_reference(dataset.name, dataset.version)
         return RemoteVectorServer(client, self._spec, online=online, dataset=reference)
 
-    def verify_online(self, **_: Any) -> NoReturn:
+    def verify_online(self, **_: object) -> NoReturn:
         raise unsupported_error(self._session.location, "verify_online()")
 
-    def online_lag(self, **_: Any) -> NoReturn:
+    def online_lag(self, **_: object) -> NoReturn:
         raise unsupported_error(self._session.location, "online_lag()")
 
 

@@ -12,6 +12,7 @@ from featurestore import ingest
 from featurestore.errors import ServerUnavailable, UnsupportedRemotely
 from featurestore.featuregroups import FeatureGroup
 from featurestore.model.featuregroup import Commit
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.statistics import Statistics
 from featurestore.model.times import parse_version_or_moment, utc_now
 from featurestore.plugins.engine import Engine, Relation
@@ -43,7 +44,7 @@ def unsupported_error(
     )
 
 
-def parse_record(record_type: type[T], record: Mapping[str, Any]) -> T:
+def parse_record(record_type: type[T], record: JsonMapping) -> T:
     """Convert a server record to a dataclass; ignore unknown fields from newer servers.
 
     Raises:
@@ -65,15 +66,15 @@ class Recipe:
     """A request for rows: the data to read and the steps to apply to it."""
 
     client: Client = field(repr=False)
-    read: Mapping[str, Any]
+    read: JsonMapping
     labels: pa.Table | None = None
-    steps: tuple[Mapping[str, Any], ...] = ()
+    steps: tuple[JsonMapping, ...] = ()
 
-    def with_step(self, **step: Any) -> Recipe:
+    def with_step(self, **step: object) -> Recipe:
         """Return a copy of the recipe with one more step."""
         return replace(self, steps=(*self.steps, step))
 
-    def fetch(self, answer: str = "rows", **more: Any) -> pa.RecordBatchReader:
+    def fetch(self, answer: str = "rows", **more: object) -> pa.RecordBatchReader:
         """Return the response of the server: "rows", "schema" or "count"."""
         request = {"read": dict(self.read), "steps": list(self.steps), "answer": answer, **more}
         labels = None
@@ -190,7 +191,7 @@ class RemoteFrame(FeatureFrame):
         return cls(session, recipe.relation())
 
     @property
-    def inputs(self) -> tuple[Mapping[str, Any], ...]:
+    def inputs(self) -> tuple[JsonMapping, ...]:
         read = self.relation.native.read
         if read.get("kind") != "featuregroup":
             return ()
@@ -235,8 +236,8 @@ class RemoteFeatureGroup(FeatureGroup):
         return f"/featuregroups/{self._name}/{self._version}"
 
     @property
-    def _record(self) -> dict[str, Any]:
-        record: dict[str, Any] = self._client.get(self._address)
+    def _record(self) -> JsonDict:
+        record: JsonDict = self._client.get(self._address)
         return record
 
     @cached_property
@@ -281,7 +282,7 @@ class RemoteFeatureGroup(FeatureGroup):
     def tags(self) -> dict[str, str]:
         return dict(self._record["tags"])
 
-    def _details(self) -> dict[str, Any]:
+    def _details(self) -> JsonDict:
         return self._record
 
     def _summary(self) -> dict[str, object]:
@@ -338,14 +339,14 @@ class RemoteFeatureGroup(FeatureGroup):
         return Recipe(self._client, read)
 
 
-def parse_commit(record: Mapping[str, Any]) -> Commit:
+def parse_commit(record: JsonMapping) -> Commit:
     """Convert a server record to a commit."""
     timestamp = datetime.fromisoformat(record["timestamp"])
     changes = tuple(record.get("changes", ()))  # servers of earlier releases send none
     return parse_record(Commit, {**record, "timestamp": timestamp, "changes": changes})
 
 
-def insert(session: Session, df: object, group: FeatureGroup, options: Mapping[str, Any]) -> Commit:
+def insert(session: Session, df: object, group: FeatureGroup, options: JsonMapping) -> Commit:
     """Send rows to a group; untyped columns get the group's types, as in a local write."""
     rows = ingest.to_reader(df, like=group.schema)
     path = f"/featuregroups/{group.name}/{group.version}/rows"

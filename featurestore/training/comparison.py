@@ -16,6 +16,7 @@ from featurestore.errors import FeatureStoreError
 from featurestore.hashing import row_hash
 from featurestore.model import display
 from featurestore.model.drift import DriftReport
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import format_group_reference
 from featurestore.model.statistics import Statistics
@@ -59,7 +60,7 @@ class DatasetDiff:
     splits: Mapping[str, SplitDiff]
     rules: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    drift: Mapping[str, Any] | None = None
+    drift: JsonMapping | None = None
 
     __repr__ = display.record_repr
 
@@ -73,7 +74,7 @@ class DatasetDiff:
             for split_diff in self.splits.values()
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the report as a JSON object."""
         splits = {name: vars(split) for name, split in self.splits.items()}
         return {
@@ -114,7 +115,7 @@ def diff(
     other_directory: str,
     other_manifest: Manifest,
     *,
-    drift: Mapping[str, Any] | None = None,
+    drift: JsonMapping | None = None,
 ) -> DatasetDiff:
     """Compare two datasets.
 
@@ -147,7 +148,7 @@ def diff(
     )
 
 
-def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str, Any] | None:
+def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> JsonDict | None:
     """Return the drift report of each common split, or None if no split has statistics."""
     reports = {}
     for split in dataset.splits:
@@ -170,7 +171,7 @@ def _delta_versions(manifest: Manifest) -> dict[str, int]:
 
 
 def _describe_changes(
-    noun: str, before: Mapping[str, Any], after: Mapping[str, Any], *, prefix: str = ""
+    noun: str, before: JsonMapping, after: JsonMapping, *, prefix: str = ""
 ) -> list[str]:
     """Return a line for each added or removed name, and for each changed value."""
     changes = [f"{noun} {name} removed" for name in before if name not in after]
@@ -440,7 +441,7 @@ def dataset_drift(session: Session, manifest: Manifest) -> DatasetDrift:
     return DatasetDrift(manifest.name, manifest.version, drifts)
 
 
-def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceChange:
+def _commits_since(session: Session, source: JsonMapping) -> SourceChange:
     """Count the later commits of a source that changed rows, or name the problem."""
     name, version, pinned_version = (
         source["featuregroup"],

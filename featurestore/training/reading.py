@@ -29,7 +29,7 @@ from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
 from featurestore.model.names import NamedColumn, cell_names, check_distinct_names
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
-from featurestore.plugins.engine import find_engine
+from featurestore.plugins.engine import Relation, find_engine
 from featurestore.plugins.format import SequentialReading, find_format
 from featurestore.readers.class_weights import compute_balanced_weights
 from featurestore.readers.columns import to_numpy, value_dtype_and_shape
@@ -143,7 +143,7 @@ def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
         session = Session(os.path.dirname(dataset.path), find_engine("duckdb"), registry)
     schema = dataset_schema(dataset.manifest)
 
-    def relation() -> Any:
+    def relation() -> Relation:
         batches = split_batches(dataset.path, dataset.manifest, split)
         reader = pa.RecordBatchReader.from_batches(schema, batches)
         return replace(session.engine.from_arrow(reader), schema=schema)

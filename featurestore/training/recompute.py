@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from featurestore.errors import (
     InvalidPlan,
     VersionNotFound,
 )
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
 from featurestore.model.manifest import Manifest
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import MANIFEST_FILE
@@ -181,7 +181,7 @@ def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[Proble
                 )
 
 
-def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
+def replay_plan(session: Session, data: JsonMapping) -> FeaturePlan:
     """Parse the JSON of ``FeaturePlan.to_json``, and read its sources from Delta logs.
 
     Raises:
@@ -203,7 +203,7 @@ def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         ) from error
 
 
-def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
+def _plan(session: Session, data: JsonMapping) -> FeaturePlan:
     left_plan = _plan(session, data["left_plan"]) if "left_plan" in data else None
     left_source = None if data["left"] is None else _source(session, data["left"])
     left_query = None
@@ -253,7 +253,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     )
 
 
-def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
+def _window(session: Session, data: JsonMapping) -> WindowJoin:
     source = _source(session, data["source"])
     outputs = []
     for entry in data["outputs"]:
@@ -291,11 +291,11 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
     )
 
 
-def _outputs(listed: Iterable[Mapping[str, Any]]) -> tuple[Output, ...]:
+def _outputs(listed: Iterable[JsonMapping]) -> tuple[Output, ...]:
     return tuple(Output(**fields) for fields in listed)
 
 
-def _source(session: Session, data: Mapping[str, Any]) -> Source:
+def _source(session: Session, data: JsonMapping) -> Source:
     """Pin the Delta version of a source, and check that the table is the same."""
     path = session.featuregroup_path(data["featuregroup"], data["version"])
     name = f"{data['featuregroup']}@v{data['version']}"
@@ -321,7 +321,7 @@ def _source(session: Session, data: Mapping[str, Any]) -> Source:
     return source
 
 
-def _join(session: Session, data: Mapping[str, Any]) -> Join:
+def _join(session: Session, data: JsonMapping) -> Join:
     return Join(
         source=_source(session, data["source"]),
         on=tuple((label_column, source_column) for label_column, source_column in data["on"]),
@@ -333,7 +333,7 @@ def _join(session: Session, data: Mapping[str, Any]) -> Join:
 
 
 def _schema(
-    data: Mapping[str, Any],
+    data: JsonMapping,
     left_schema: pa.Schema,
     joins: Sequence[Join],
     computed: Sequence[WindowOutput | OnDemandOutput],

@@ -14,7 +14,7 @@ from sqlglot import exp
 from sqlglot.lineage import lineage as lineage_of_column
 
 from featurestore.lineage.column_origins import ColumnOrigins, origins_of_query
-from featurestore.lineage.origins import Dataset, Origin
+from featurestore.lineage.origins import Dataset, OriginColumn
 from featurestore.lineage.query_origins import QueryTable, trace_query
 from featurestore.usersql.queries import REPEATABLE, SUMS, VARYING
 from tests.lineage.random_lineage import TABLES, Edges, Query, QueryBuilder
@@ -29,7 +29,7 @@ def _build_query(seed: int) -> Query:
     return QueryBuilder(Random(seed)).build()
 
 
-def _edges(origins: Iterable[Origin]) -> Edges:
+def _edges(origins: Iterable[OriginColumn]) -> Edges:
     return frozenset(
         (origin.dataset.source, origin.column, origin.subtype, origin.masking) for origin in origins
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,7 @@ class RunningProfile:
     longest_bytes: int = 0
     largest: float | None = None
 
-    def count(self, array: Any) -> None:
+    def count(self, array: pa.Array) -> None:
         """Update the profile with the values of an array."""
         self.rows += len(array)
         self.nulls += array.null_count
@@ -73,12 +72,12 @@ class RunningProfile:
         if profile.minimum is not None and profile.maximum is not None:
             self._widen_range(profile.minimum, profile.maximum)
 
-    def _update_lengths(self, lengths: Any) -> None:
+    def _update_lengths(self, lengths: pa.Array) -> None:
         # An array of nulls has no maximum and no sum.
         self.longest = max(self.longest, pc.max(lengths).as_py() or 0)
         self.total_length += pc.sum(lengths).as_py() or 0
 
-    def _update_item_lengths(self, array: Any) -> None:
+    def _update_item_lengths(self, array: pa.Array) -> None:
         """Update the item lengths with the byte lengths of strings and binaries inside lists."""
         items = array
         while pat.is_list(items.type) or pat.is_fixed_size_list(items.type):
@@ -99,7 +98,7 @@ class RunningProfile:
             self.maximum = maximum
 
 
-def _item_counts(array: Any) -> npt.NDArray[np.int64]:
+def _item_counts(array: pa.Array) -> npt.NDArray[np.int64]:
     """Return the number of list items in each row; 0 for null."""
     if pat.is_list(array.type):
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
@@ -108,7 +107,7 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
     return valid.astype(np.int64) * prod(array_shape(array.type))
 
 
-def _find_extremes(array: Any) -> tuple[int, int] | None:
+def _find_extremes(array: pa.Array) -> tuple[int, int] | None:
     """Return the minimum and maximum integer, day or microsecond, or None without values."""
     # Layouts need the stored integers: days or microseconds.
     if pat.is_date32(array.type):

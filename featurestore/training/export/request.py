@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -19,6 +18,7 @@ from featurestore.external.groups import get_external_rows
 from featurestore.ingest import to_relation
 from featurestore.model import display
 from featurestore.model.featuregroup import VALIDATION_POLICIES, check_tags, normalize_tags
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.manifest import DROP, MISSING_LABELS
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
@@ -68,7 +68,7 @@ class ExportRequest:
     transformations: tuple[ColumnChain, ...] = ()
     max_lengths: Mapping[str, int] = field(default_factory=dict)
     validator: Validator | None = None
-    expectations: tuple[Mapping[str, Any], ...] = ()
+    expectations: tuple[JsonMapping, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def check_request(
 
 def _parse_expectations(
     training: TrainingRequest,
-) -> tuple[Validator | None, tuple[Mapping[str, Any], ...]]:
+) -> tuple[Validator | None, tuple[JsonMapping, ...]]:
     """Return the validator and the normalized expectations.
 
     Raises:
@@ -298,11 +298,11 @@ class RowProvenance:
     if so. ``reads`` grows while rows are read from registered sources.
     """
 
-    plan: Mapping[str, Any] | None = None
+    plan: JsonMapping | None = None
     plan_hash: str | None = None
-    sources: tuple[Mapping[str, Any], ...] = ()
+    sources: tuple[JsonMapping, ...] = ()
     irreproducible: str | None = None
-    view: Mapping[str, Any] | None = None
+    view: JsonMapping | None = None
     reads: Sequence[SourceRead] = ()
 
     __repr__ = display.record_repr

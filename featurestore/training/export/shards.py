@@ -297,7 +297,7 @@ class ShardCounts:
         # The addition of uint64 wraps modulo 2**64, as the hash sum requires.
         self._hash_sum = (self._hash_sum + int(hashes.sum(dtype=np.uint64))) % 2**64
 
-    def _count_label(self, name: str, array: Any) -> None:
+    def _count_label(self, name: str, array: pa.Array) -> None:
         """Count the label values of an array, unless the label has too many values."""
         counts = self._labels[name]
         if counts is None:
@@ -316,7 +316,7 @@ class ShardCounts:
             self._labels[name] = None
 
 
-def _has_many_values(array: Any) -> bool:
+def _has_many_values(array: pa.Array) -> bool:
     first = pc.unique(array.slice(0, _SAMPLED_LABELS))
     max_values = MAX_LABEL_VALUES + 1  # one of them may be null
     return len(first) > max_values or len(pc.unique(array)) > max_values

@@ -108,7 +108,7 @@ def _arguments_of(function: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "progress"]
 
 
-def _check_keys(definition: Mapping[str, Any], allowed_keys: list[str], *, path: Path) -> None:
+def _check_keys(definition: Mapping[str, object], allowed_keys: list[str], *, path: Path) -> None:
     for key in definition:
         if key not in allowed_keys:
             raise InvalidArgument(
@@ -117,12 +117,12 @@ def _check_keys(definition: Mapping[str, Any], allowed_keys: list[str], *, path:
             )
 
 
-def _require(definition: Mapping[str, Any], key: str, *, path: Path) -> None:
+def _require(definition: Mapping[str, object], key: str, *, path: Path) -> None:
     if key not in definition:
         raise InvalidArgument(f"{path} has no {key!r}.", hint=f'{key} = "late_flights"')
 
 
-def _parse_values(definition: Mapping[str, Any], *, path: Path) -> dict[str, Any]:
+def _parse_values(definition: Mapping[str, object], *, path: Path) -> dict[str, Any]:
     """Convert the values for which TOML has no type: chains and splits by time."""
     values = dict(definition)
     chains = values.get("transformations")

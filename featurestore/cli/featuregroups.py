@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from featurestore.cli import output
 from featurestore.cli.output import Limit, PageNumber
 from featurestore.cli.state import OutputFormat, require_version, settings, split_version, store
 from featurestore.errors import InvalidArgument, listing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -252,7 +255,7 @@ def parse_version_or_time(text: str | None) -> str | int | None:
     return int(text) if text is not None and text.isdigit() else text
 
 
-def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
+def _parse_key(pairs: list[str], schema: pa.Schema) -> dict[str, Any]:
     """Parse column=value pairs to values with the types of the schema."""
     from featurestore.arrow.values import ConversionError, from_text
 

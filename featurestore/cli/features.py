@@ -16,6 +16,7 @@ from featurestore.errors import InvalidArgument, UnsupportedRemotely, listing
 if TYPE_CHECKING:
     from featurestore.featuregroups.discovery import Match
     from featurestore.retrieval import FeatureFrame
+    from featurestore.views import FeatureView
 
 app = typer.Typer(no_args_is_help=True)
 view_app = typer.Typer(no_args_is_help=True)
@@ -230,7 +231,7 @@ def show_view(context: typer.Context, name: ViewName) -> None:
     output.show_record(context, details)
 
 
-def _overview(view: Any) -> dict[str, Any]:
+def _overview(view: FeatureView) -> dict[str, object]:
     return {
         "name": view.name,
         "version": view.version,

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from featurestore.cli.output import Limit, PageNumber, show_page, show_rows, show_text
 from featurestore.cli.state import store
 from featurestore.model.times import parse_moment
+
+if TYPE_CHECKING:
+    from featurestore.model.monitor_report import MonitorReport
+    from featurestore.registry.alerts import Outgoing
 
 app = typer.Typer(no_args_is_help=True)
 alert_app = typer.Typer(no_args_is_help=True)
@@ -110,7 +114,7 @@ def _parse_time(text: str | None, name: str) -> datetime | None:
     return None if text is None else parse_moment(text, argument=name, warn=False)
 
 
-def _row(report: Any) -> Mapping[str, Any]:
+def _row(report: MonitorReport) -> Mapping[str, object]:
     return {
         "start": report.window.start,
         "end": report.window.end,
@@ -176,11 +180,11 @@ def send_messages(context: typer.Context) -> None:
     show_text(context, f"{delivered_count} delivered", data={"delivered": delivered_count})
 
 
-def _message_row(message: Any) -> Mapping[str, Any]:
+def _message_row(message: Outgoing) -> Mapping[str, object]:
     alert = message.alert
     return {
         "id": message.id,
-        "at": alert.at,
+        "at": alert.timestamp,
         "channel": message.channel,
         "event": alert.event,
         "title": alert.title,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Generic, Protocol, TextIO, TypeVar
+from typing import Annotated, Generic, Protocol, TextIO, TypeVar
 
 import typer
 
@@ -78,7 +78,7 @@ def get_page(context: typer.Context, get: GetsPage[T], *, limit: int | None, pag
 def show_page(
     context: typer.Context,
     get: GetsPage[T],
-    to_row: Callable[[T], Mapping[str, Any]],
+    to_row: Callable[[T], Mapping[str, object]],
     *,
     limit: int | None,
     page: int,
@@ -104,7 +104,7 @@ def show_page(
 
 def show_rows(
     context: typer.Context,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, object]],
     *,
     columns: Sequence[str],
     wide: Sequence[str] = (),
@@ -140,9 +140,9 @@ def show_rows(
 
 def show_record(
     context: typer.Context,
-    record: Mapping[str, Any],
+    record: Mapping[str, object],
     *,
-    tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    tables: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
 ) -> None:
     """Print one record, either as a JSON object or as one line per key followed by the tables.
 
@@ -161,7 +161,7 @@ def show_record(
             _print_table(rows, list(rows[0]))
 
 
-def show_text(context: typer.Context, text: str, *, data: Any) -> None:
+def show_text(context: typer.Context, text: str, *, data: object) -> None:
     """Print a string, or ``data`` as JSON."""
     if settings(context).output is OutputFormat.JSON:
         show_json(data)
@@ -172,7 +172,7 @@ def show_text(context: typer.Context, text: str, *, data: Any) -> None:
 class Report(Protocol):
     """The result of a check, as text or as a JSON object."""
 
-    def to_json(self) -> Mapping[str, Any]: ...
+    def to_json(self) -> Mapping[str, object]: ...
 
 
 def show_report(context: typer.Context, report: Report, *, ok: bool) -> None:
@@ -182,7 +182,7 @@ def show_report(context: typer.Context, report: Report, *, ok: bool) -> None:
         raise typer.Exit(1)
 
 
-def show_json(data: Any) -> None:
+def show_json(data: object) -> None:
     """Print a value as JSON."""
     sys.stdout.write(json.dumps(data, default=to_json_value, indent=2, ensure_ascii=False) + "\n")
 
@@ -210,7 +210,7 @@ def _command_hint(error: FeatureStoreError) -> str | None:
     return error.hint
 
 
-def to_json_value(value: Any) -> Any:
+def to_json_value(value: object) -> object:
     """Convert a value to a type that JSON supports."""
     if isinstance(value, datetime | date):
         return value.isoformat()
@@ -228,7 +228,7 @@ def to_json_value(value: Any) -> Any:
     return str(value)
 
 
-def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
     """Print rows as a table without colors."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

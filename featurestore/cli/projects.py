@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -115,7 +115,7 @@ def _confirm_removals(context: typer.Context, plan: ProjectPlan) -> bool:
     return typer.confirm(f"Remove {len(plan.removals)} objects with their data?", default=False)
 
 
-def _to_json(plan: ProjectPlan, *, applied: bool) -> dict[str, Any]:
+def _to_json(plan: ProjectPlan, *, applied: bool) -> dict[str, object]:
     return {
         "project": plan.project,
         "applied": applied,
@@ -126,7 +126,7 @@ def _to_json(plan: ProjectPlan, *, applied: bool) -> dict[str, Any]:
 
 def _create_project(
     context: typer.Context, directory: Path, location: str | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the files of a new project that do not exist yet, and create its store."""
     from featurestore.store import connect
 

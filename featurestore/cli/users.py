@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from featurestore.cli import output
 from featurestore.cli.output import Limit, PageNumber
 from featurestore.cli.state import store
-from featurestore.registry.audit_log import Actor
+from featurestore.registry.audit_log import Actor, AuditEntry
 
 app = typer.Typer(no_args_is_help=True)
 token_app = typer.Typer(no_args_is_help=True)
@@ -262,7 +262,7 @@ def show_log(
 
     connected = store(context)
 
-    def get(*, limit: int | None, offset: int) -> list[Any]:
+    def get(*, limit: int | None, offset: int) -> list[AuditEntry]:
         with connected.session.registry.reading() as connection:
             return audit_log.entries(connection, who=user, limit=limit, offset=offset)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,8 @@ Tables = Mapping[tuple[str, int], pa.Table]
 _BASE = datetime(2024, 2, 28, 23, 59, 59, 999_998, tzinfo=UTC)
 _STEPS = 6
 # Some pairs of keys are equal if they are concatenated, with or without a separator.
+# The values of the rows by column.
+ColumnValues: TypeAlias = dict[str, list[Any]]
 _KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int": (pa.int64(), [1, 2, None]),
     "text": (pa.string(), ["a", "a|", "|a", "", None]),
@@ -292,10 +294,10 @@ def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
     """Generate ``count`` cases of up to eight rows and five labels each."""
     random = np.random.default_rng(seed)
     keys = _key_columns(shape)
-    rows: dict[str, list[Any]] = {}
+    rows: ColumnValues = {}
     for name in ("case", *keys, "event", "created", *_FEATURES):
         rows[name] = []
-    labels: dict[str, list[Any]] = {}
+    labels: ColumnValues = {}
     for name in ("case", *keys, "at", "n"):
         labels[name] = []
     draw = _RandomValues(random)
@@ -352,8 +354,8 @@ def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
 
 def _build_cases(
     shape: JoinShape,
-    rows: dict[str, list[Any]],
-    labels: dict[str, list[Any]],
+    rows: ColumnValues,
+    labels: ColumnValues,
     keys: dict[str, Any],
     random: np.random.Generator,
 ) -> Cases:
@@ -402,7 +404,7 @@ def _build_cases(
     )
 
 
-def _table(columns: dict[str, list[Any]], kinds: dict[str, pa.DataType]) -> pa.Table:
+def _table(columns: ColumnValues, kinds: dict[str, pa.DataType]) -> pa.Table:
     return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 

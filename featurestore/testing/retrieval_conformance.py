@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,8 @@ from featurestore.testing.oracle import SHAPES, JoinShape, bits, brute_force, ra
 # Number of random cases in this process, by engine.
 CASES: Counter[str] = Counter()
 
+# The values of the rows by column.
+ColumnCells: TypeAlias = dict[str, Sequence[Any]]
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -56,7 +58,7 @@ class RetrievalCheck:
     def group(
         self,
         name: str,
-        columns: dict[str, Sequence[Any]] | pa.Table,
+        columns: ColumnCells | pa.Table,
         *,
         types: dict[str, pa.DataType] | None = None,
         unique: bool | None = None,
@@ -146,7 +148,7 @@ def _can_represent(value: Decimal, dtype: pa.DataType) -> bool:
         return False
 
 
-def _table(columns: dict[str, Sequence[Any]], types: dict[str, pa.DataType]) -> pa.Table:
+def _table(columns: ColumnCells, types: dict[str, pa.DataType]) -> pa.Table:
     """Return a table of columns; datetimes without a declared type become UTC timestamps."""
     arrays = {}
     for name, values in columns.items():
@@ -204,7 +206,7 @@ class RuleConformance(RetrievalFixtures):
     ) -> None:
         times = [hours_after_t0(0)]
         for name, event_time in (("w", "t"), ("v", None)):
-            columns: dict[str, Sequence[Any]] = {"k": [1], "t": times, "x": [1]}
+            columns: ColumnCells = {"k": [1], "t": times, "x": [1]}
             retrieval.group(name, columns, primary_key=("k",), event_time=event_time)
         labels = make_labels(k=[1], at=times)
         for feature, absent in (("w.x", "at"), ("w.x", "k"), ("v.x", "k")):
@@ -579,11 +581,7 @@ class ResultConformance(RetrievalFixtures):
         for number, (dtype, values) in enumerate(keys.items()):
             # The labels have the keys in reverse order, so that a join by position fails.
             columns[f"k{number}"] = pa.array(values[::-1], dtype)
-            rows: dict[str, Sequence[Any]] = {
-                f"k{number}": values,
-                "t": [hours_after_t0(0)] * 3,
-                "x": [0, 1, 2],
-            }
+            rows: ColumnCells = {f"k{number}": values, "t": [hours_after_t0(0)] * 3, "x": [0, 1, 2]}
             retrieval.group(
                 f"g{number}",
                 _table(rows, {f"k{number}": dtype}),
@@ -623,7 +621,7 @@ class ResultConformance(RetrievalFixtures):
         features, keys_by_feature = [], {}
         for number, dtype in enumerate(kinds):
             group_keys = [value for value in values if _can_represent(value, dtype)]
-            rows: dict[str, Sequence[Any]] = {"k": group_keys, "x": list(map(float, group_keys))}
+            rows: ColumnCells = {"k": group_keys, "x": list(map(float, group_keys))}
             rows |= {
                 "t": [hours_after_t0(0)] * len(group_keys),
                 "t2": [hours_after_t0(0)] * len(group_keys),
@@ -713,7 +711,7 @@ class ResultConformance(RetrievalFixtures):
             "place": pa.struct([("lat", pa.float64()), ("names", pa.list_(pa.string()))]),
             "steps": pa.list_(pa.struct([("n", pa.uint32())])),
         }
-        columns: dict[str, Sequence[Any]] = {
+        columns: ColumnCells = {
             "k": [1, 1, 1, 2],
             "t": [hours_after_t0(0), hours_after_t0(1), hours_after_t0(1), hours_after_t0(0)],
             "tags": [["a", None], [], None, ["x"]],
@@ -818,7 +816,7 @@ class ResultConformance(RetrievalFixtures):
 
     def test_feature_order_does_not_change_values(self, retrieval: RetrievalCheck) -> None:
         for name in ("a", "b", "c"):
-            features: dict[str, Sequence[Any]] = {f"{name}x": range(6), f"{name}y": range(6)}
+            features: ColumnCells = {f"{name}x": range(6), f"{name}y": range(6)}
             retrieval.group(
                 name,
                 {"k": [1, 2] * 3, "t": list(map(hours_after_t0, range(6))), **features},
@@ -881,7 +879,7 @@ class ResultConformance(RetrievalFixtures):
 
     def test_few_labels_of_a_long_history(self, retrieval: RetrievalCheck) -> None:
         random = np.random.default_rng(3)
-        columns: dict[str, Sequence[Any]] = {
+        columns: ColumnCells = {
             "a": random.integers(0, 3, 300).tolist(),
             "b": [f"b{n}" for n in random.integers(0, 2, 300)],
             "t": _random_times(random, 20, 300),
@@ -940,7 +938,7 @@ class ResultConformance(RetrievalFixtures):
 
         features = []
         for number in range(10):
-            columns: dict[str, Sequence[Any]] = {"k": random.integers(0, 4, 12).tolist()}
+            columns: ColumnCells = {"k": random.integers(0, 4, 12).tolist()}
             columns["t"] = _random_times(random, 6, 12)
             for index in range(30):
                 columns[f"g{number}_{index}"] = random.random(12).tolist()

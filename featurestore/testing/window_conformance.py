@@ -24,7 +24,7 @@ from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import resolve
 from featurestore.retrieval.window_rows import to_event_rows
 from featurestore.retrieval.windows import plan_windows
-from featurestore.testing.oracle import bits
+from featurestore.testing.oracle import ColumnValues, bits
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     RetrievalFixtures,
@@ -54,9 +54,9 @@ def _window_features(group: str) -> list[WindowFeature]:
     return features
 
 
-def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
+def _rows(random: np.random.Generator, count: int) -> ColumnValues:
     """Generate random rows with few keys and times, with nulls and numbers that are hard to sum."""
-    choices: dict[str, list[Any]] = {
+    choices: ColumnValues = {
         "g": ["p", "q"],
         "m": [0, 1, 2, 3, 4],
         # The sum of these numbers depends on the order of additions, unless it is computed exactly.
@@ -67,7 +67,7 @@ def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
         "b": [True, False, None],
         "u": list(map(hours_after_t0, range(9))),
     }
-    rows: dict[str, list[Any]] = {name: [] for name in ("k", *choices, "t", "c")}
+    rows: ColumnValues = {name: [] for name in ("k", *choices, "t", "c")}
     for _ in range(count):
         event = hours_after_t0(int(random.integers(0, 40)))
         rows["k"].append(int(random.integers(0, 4)))
@@ -189,7 +189,7 @@ def _expected_columns(
     """Compute the aggregates of a join row by row."""
     rows = to_event_rows(join, table)
     waits = join.created_time is not None and plan.created_time_filter
-    values_by_output: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
+    values_by_output: ColumnValues = {output.name: [] for output in join.outputs}
     for label in labels.to_pylist():
         known_rows: list[EventRow] = []
         # Without a label time, no row is known, and the time is only a placeholder.

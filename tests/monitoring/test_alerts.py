@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -60,6 +61,16 @@ def quiet(tmp_path: Path, clock: Clock) -> FeatureStore:
 
 def thread_names() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
+
+
+def test_alert_history_command_lists_messages(
+    quiet: FeatureStore, command_line: Callable[..., Any]
+) -> None:
+    put(quiet)
+    location = ["--location", quiet.location, "--output", "json"]
+    (message,) = json.loads(command_line(*location, "alert", "history").out)
+    assert message["at"] == NOW.isoformat()
+    assert (message["channel"], message["state"]) == ("ops", "waiting")
 
 
 # -- what is worth a message ----------------------------------------------------------------------

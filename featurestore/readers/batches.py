@@ -24,6 +24,7 @@ from featurestore.readers.columns import (
     NumpyArray,
     NumpyDtype,
     SelectedColumn,
+    Tensor,
     Values,
 )
 from featurestore.readers.order import PADDING, EpochOrder, ReaderOrder, Rows
@@ -297,10 +298,10 @@ class Packing:
         return packed_arrays
 
     def unpack(
-        self, tensors: Sequence[Any], split: Callable[[Any], Sequence[Any]]
-    ) -> dict[str, Any]:
+        self, tensors: Sequence[Tensor], split: Callable[[Tensor], Sequence[Tensor]]
+    ) -> dict[str, Tensor]:
         """Return the outputs by name, in order; ``split`` splits a group into its columns."""
-        outputs: dict[str, Any] = {}
+        outputs: dict[str, Tensor] = {}
         for names, tensor in zip(self.groups.values(), tensors, strict=False):
             outputs.update(zip(names, split(tensor), strict=True))
         outputs.update(zip(self.ungrouped, tensors[len(self.groups) :], strict=True))

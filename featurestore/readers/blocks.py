@@ -516,7 +516,7 @@ def _write_slice(target: Values, lane: int, window_slice: _WindowSlice, source: 
     _write_lane(present, lane, window_slice.offset, flags)
 
 
-def _write_lane(target: Any, lane: int, offset: int, values: NumpyArray) -> None:
+def _write_lane(target: NumpyArray, lane: int, offset: int, values: NumpyArray) -> None:
     """Write the values of a lane into an array of shape (steps, lanes, b, ...), from ``offset`` on.
 
     The first and the last step may be partial; the steps between are complete.

@@ -29,9 +29,11 @@ from featurestore.readers.fills import parse_fill
 from featurestore.readers.transformed import Transform, zero_based_label_codes
 
 BALANCED = "balanced"
-ByClass: TypeAlias = Mapping[Any, float]
+# A value of a label: a number, a string, bytes, a date or a time.
+ClassValue: TypeAlias = Any
+ByClass: TypeAlias = Mapping[ClassValue, float]
 # "balanced", {class: weight}, or {label: either of these}.
-ClassWeights: TypeAlias = str | Mapping[Any, Any]
+ClassWeights: TypeAlias = str | Mapping[ClassValue, Any]
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def build_class_weighting(
     return ClassWeighting(tuple(label_weights), weight, masked_labels)
 
 
-def _balanced_class_weights(values: NumpyArray) -> dict[Any, float]:
+def _balanced_class_weights(values: NumpyArray) -> dict[ClassValue, float]:
     """Compute balanced class weights from yielded label values; NaN is not a class."""
     if values.dtype.kind == "f":
         values = values[~np.isnan(values)] + values.dtype.type(0)  # -0.0 is the class 0.0
@@ -177,7 +179,7 @@ def _balanced_class_weights(values: NumpyArray) -> dict[Any, float]:
 
 def compute_balanced_weights(
     manifest: Manifest, label: str, *, transform: Transform | None = None
-) -> dict[Any, float]:
+) -> dict[ClassValue, float]:
     """Compute ``{class: rows / (classes * rows of the class)}`` for the training split.
 
     Classes are yielded label values: 0 and 1 for booleans, days since 1970 for dates, float64 as
@@ -192,9 +194,9 @@ def compute_balanced_weights(
     return _balance(zip(values, counts.values(), strict=True))
 
 
-def _balance(counts: Iterable[tuple[Any, int]]) -> dict[Any, float]:
+def _balance(counts: Iterable[tuple[ClassValue, int]]) -> dict[ClassValue, float]:
     """Return the balanced weight of each class; different labels may be read as one class."""
-    totals: dict[Any, int] = {}
+    totals: dict[ClassValue, int] = {}
     for value, count in counts:
         totals[value] = totals.get(value, 0) + count
     rows = sum(totals.values())
@@ -230,7 +232,7 @@ def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
 
 def _yielded_values(
     column: ManifestColumn, strings: list[str], transform: Transform | None
-) -> list[Any]:
+) -> list[ClassValue]:
     """Convert label values from the manifest to the values that a reader yields."""
     dtype = type_from_json(column.type)
     parsed = to_array([from_text(string, dtype) for string in strings], dtype)
@@ -255,7 +257,7 @@ def _stored_values(values: pa.Array, column: ManifestColumn) -> NumpyArray:
     return label_values
 
 
-def _requested_class(value: Any, column: ManifestColumn, transform: Transform | None) -> Any:
+def _requested_class(value: ClassValue, column: ManifestColumn, transform: Transform | None) -> Any:
     """Convert a class that the caller wrote to a value that the reader yields.
 
     A class is a value that a write to the label's column accepts, or has the form that the reader
@@ -342,7 +344,7 @@ def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[st
 
 
 def _check_labels(
-    class_weights: ByClass, by_label: Mapping[Any, str | ByClass], labels: list[str]
+    class_weights: ByClass, by_label: Mapping[ClassValue, str | ByClass], labels: list[str]
 ) -> None:
     """Check that ``class_weights=`` has the weights of existing labels, and of nothing else."""
     classes = [name for name in class_weights if name not in by_label]
@@ -383,7 +385,7 @@ def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
     return LabelWeights(label, values[order], sorted_weights[order])
 
 
-def _to_python_value(value: Any) -> Any:
+def _to_python_value(value: ClassValue) -> Any:
     """Convert a numpy scalar to a Python value, and bytes to a string if they are UTF-8."""
     if isinstance(value, bytes):
         try:
@@ -393,7 +395,7 @@ def _to_python_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _encode_text(class_value: Any) -> Any:
+def _encode_text(class_value: ClassValue) -> Any:
     """Return a string as UTF-8, so that it is sorted by bytes; other classes are unchanged."""
     return class_value.encode() if isinstance(class_value, str) else class_value
 

@@ -133,7 +133,7 @@ def _attach_reader(
     *,
     make_dataset: Callable[[], TfDataset],
     make_evaluation_dataset: Callable[[], TfDataset],
-) -> Any:
+) -> TfDataset:
     """Attach a reader to a dataset, and select the iterated dataset by the calling Keras function.
 
     Args:
@@ -237,7 +237,7 @@ def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
         )
 
 
-def pop_validation_reader(validation: Any, options: dict[str, object]) -> Any:
+def pop_validation_reader(validation: object, options: dict[str, object]) -> Any:
     """Remove the validation dataset from the ``fit`` options and return its reader.
 
     A ``validation_data=`` dataset that a reader's ``distribute`` created is replaced by that reader
@@ -317,7 +317,7 @@ def wrap_for_fit(
     def set_model(self: Any, model: KerasModel) -> None:
         callback.set_model(model)
 
-    def set_params(self: Any, params: Any) -> None:
+    def set_params(self: Any, params: object) -> None:
         callback.set_params(params)
 
     methods: dict[str, Any] = {name: hook(name) for name in _HOOKS}

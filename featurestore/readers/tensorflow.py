@@ -116,7 +116,7 @@ class _DatasetBuilder:
     single_step_ranges: bool
     removes_padding: bool
 
-    def dataset(self, iterations: Iterations) -> Any:
+    def dataset(self, iterations: Iterations) -> TfDataset:
         """Return a dataset of batches; several threads read fixed-width records.
 
         Variable-length lists cannot be packed, so datasets with such columns are read in order.
@@ -140,29 +140,29 @@ class _DatasetBuilder:
         unconverted: Callable[..., Any] = self.tf.autograph.experimental.do_not_convert(function)
         return unconverted
 
-    def _range_elements(self, columns: Mapping[str, Tensor]) -> Any:
+    def _range_elements(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return the elements of a range before they are split into steps."""
         return dict(columns) if self.removes_padding else self.element(columns)
 
-    def _step_element(self, columns: Mapping[str, Tensor]) -> Any:
+    def _step_element(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return the element of a single-step range without copying it."""
         step = self.tf.nest.map_structure(self._squeeze_step, self._range_elements(columns))
         return self.remove_padding(step) if self.removes_padding else step
 
-    def _squeeze_step(self, steps: Tensor) -> Any:
+    def _squeeze_step(self, steps: Tensor) -> Tensor:
         """Remove the step dimension of a single-step range."""
         if isinstance(steps, self.tf.RaggedTensor):
             return steps[0]
         return self.tf.squeeze(steps, 0)
 
-    def _ragged_tensor(self, rows: Tensor, items: NumpyDtype) -> Any:
+    def _ragged_tensor(self, rows: Tensor, items: NumpyDtype) -> Tensor:
         """Convert variable-length lists to a ragged tensor of shape (steps, batch, items)."""
         values, splits = to_ragged(rows, items)
         values = self.tf.constant(values, self._spec((), items).dtype)
         lists = self.tf.RaggedTensor.from_row_splits(values, splits)
         return self.tf.RaggedTensor.from_uniform_row_length(lists, self.packing.batch)
 
-    def numbered_ranges(self, iterations: Iterations, source: _DroppableBlocks) -> Any:
+    def numbered_ranges(self, iterations: Iterations, source: _DroppableBlocks) -> TfDataset:
         """Return a dataset of step ranges that several threads read by range number.
 
         Ranges are converted to dataset elements here and not by a separate ``map``, because each
@@ -182,7 +182,7 @@ class _DatasetBuilder:
             return np.array([first, first + len(iterations[iteration])], np.int64)
 
         @await_at_exit
-        def read(number: Tensor) -> list[Any]:
+        def read(number: Tensor) -> list[Tensor]:
             iteration, index = divmod(int(number), 1 << _NUMBER_BITS)
             arrays = source.blocks().read_packed(iterations[iteration][index], packing)
             return transfer.prepare(arrays)
@@ -193,7 +193,7 @@ class _DatasetBuilder:
             bounds.set_shape((2,))
             return tf.data.Dataset.range(bounds[0], bounds[1])
 
-        def load(number: Tensor) -> Any:
+        def load(number: Tensor) -> Tensor:
             dtypes = [spec.dtype for spec in specs]
             tensors = tf.numpy_function(read, [number], dtypes, stateful=False)
             for position in transfer.serialized_positions:
@@ -211,15 +211,15 @@ class _DatasetBuilder:
         finalize(ranges, source.drop).atexit = False
         return ranges
 
-    def sequential_ranges(self, iterations: Iterations) -> Any:
+    def sequential_ranges(self, iterations: Iterations) -> TfDataset:
         """Return a dataset of step ranges that are read in order."""
         batch = self.packing.batch
 
-        def generate() -> Iterator[dict[str, Any]]:
+        def generate() -> Iterator[dict[str, Tensor]]:
             ranges = self.reader.read(iterations[iterations.start_iteration()])
 
             @await_at_exit
-            def read_next() -> dict[str, Any]:
+            def read_next() -> dict[str, Tensor]:
                 _, arrays = next(ranges, (0, {}))
                 batches = {}
                 for name, array in arrays.items():
@@ -241,7 +241,7 @@ class _DatasetBuilder:
             specs[name] = self.tf.RaggedTensorSpec((None, batch, None), tf_dtype, ragged_rank=2)
         return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
 
-    def remove_padding(self, columns: Mapping[str, Tensor]) -> Any:
+    def remove_padding(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return a batch element without padding rows."""
         outputs = dict(columns)
         rows = self.tf.where(outputs.pop(PADDING_WEIGHT) > 0)[:, 0]
@@ -249,7 +249,7 @@ class _DatasetBuilder:
             {name: self.tf.gather(tensor, rows) for name, tensor in outputs.items()}
         )
 
-    def element(self, columns: Mapping[str, Tensor]) -> Any:
+    def element(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return a batch element: features, label and weight."""
         features = dict(columns)
         weight = features.pop(PADDING_WEIGHT, None)
@@ -261,7 +261,7 @@ class _DatasetBuilder:
             # The sign of its weight distinguishes padding from real rows with weight 0.
             weight = self.tf.where(is_padding, -0.0, weight)
         labels = {name: features.pop(name) for name in self.reader.labels}
-        element_parts: list[Any] = [features]
+        element_parts: list[Tensor] = [features]
         # The null mask of a label stays among the features, so that a loss can use it.
         if len(labels) == 1:
             element_parts.extend(labels.values())

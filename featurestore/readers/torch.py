@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 # Workers transfer ranges of steps, since a transfer takes about a millisecond. All transferred ranges
 # must fit into the shared memory of a container, which is often 64 MiB.
 _SHARED_BYTES = 32 * 1024 * 1024
+# The features of a batch, or a tuple of features, label and weight.
+Element: TypeAlias = Any
 _PREFETCH_FACTOR = 2  # the default of ``DataLoader``
 _HINT = (
     'return {"loss": cross_entropy(model(inputs), label, reduction="none")}: a tensor with one '
@@ -82,13 +84,13 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         """Return the number of steps per iteration; the first has fewer if it starts mid-epoch."""
         return self._steps
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Element]:
         # Start the iteration at the first batch, because loaders also create iterators that they
         # do not use.
         self._iteration = None
         return self._iterate()
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Element]:
         iteration, self._loaded = self._loaded, None
         if iteration is None:
             iteration = self._position.begin(*get_loader_worker())
@@ -156,7 +158,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
                 "of reader.torch_loader() works with any number of workers",
             )
 
-    def _packed_ranges(self, iteration: Iteration) -> Iterator[Any]:
+    def _packed_ranges(self, iteration: Iteration) -> Iterator[Element]:
         """Yield the ranges that belong to this worker, range i to worker ``i % workers``.
 
         All workers divide the iteration into the same ranges, so the loader yields them in order.
@@ -175,12 +177,12 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         for number in range(iteration.worker, len(ranges), iteration.workers):
             yield pack_range(blocks.read(ranges[number]))
 
-    def split_range(self, packed_range: Tensor) -> Iterator[Any]:
+    def split_range(self, packed_range: Tensor) -> Iterator[Element]:
         """Yield the elements of a range that a worker process yielded."""
         size = self.reader.order.worker_batch(self.world_size)
         yield from ElementBuilder(self.reader).elements(unpack_range(*packed_range), size)
 
-    def _elements(self, iteration: Iteration) -> Iterator[Any]:
+    def _elements(self, iteration: Iteration) -> Iterator[Element]:
         """Yield the elements of the steps that belong to this process."""
         first = iteration.begin + iteration.worker + iteration.yielded * iteration.workers
         total = self.reader.steps_per_epoch
@@ -207,7 +209,7 @@ class ElementBuilder:
     reader: Reader
     removes_padding: bool = False
 
-    def elements(self, arrays: Mapping[str, NumpyArray], size: int) -> Iterator[Any]:
+    def elements(self, arrays: Mapping[str, NumpyArray], size: int) -> Iterator[Element]:
         """Yield the batch elements of a step range, with ``size`` rows each.
 
         Their tensors are views of the arrays.
@@ -216,7 +218,7 @@ class ElementBuilder:
         for columns in zip(*by_step, strict=True):
             yield self._element(dict(zip(arrays, columns, strict=True)))
 
-    def _element(self, columns: dict[str, Any]) -> Any:
+    def _element(self, columns: dict[str, Tensor]) -> Element:
         weight = columns.pop(PADDING_WEIGHT, None)
         if self.removes_padding or self.reader.order.remainder == "keep":
             columns, weight = _remove_padding(columns, weight), None
@@ -226,7 +228,7 @@ class ElementBuilder:
             # The weight of padding rows is 0, because all values of padding rows are 0.
             weight = columns.pop(self.reader.weight).to(torch.float32)
         labels = {name: columns.pop(name) for name in self.reader.labels}
-        element_parts: list[Any] = [columns]
+        element_parts: list[Tensor] = [columns]
         if len(labels) == 1:
             element_parts.extend(labels.values())
         elif labels:
@@ -236,7 +238,7 @@ class ElementBuilder:
         return tuple(element_parts) if len(element_parts) > 1 else columns
 
 
-def _split_batches(array: NumpyArray, size: int) -> Sequence[Any]:
+def _split_batches(array: NumpyArray, size: int) -> Sequence[Tensor]:
     """Split a column into batches: tensors, or lists for strings."""
     if array.dtype == object:
         return [array[start : start + size].tolist() for start in range(0, len(array), size)]
@@ -249,7 +251,7 @@ def _split_batches(array: NumpyArray, size: int) -> Sequence[Any]:
     return batches
 
 
-def _ragged_tensors(rows: Sequence[Any], items: NumpyDtype) -> Ragged:
+def _ragged_tensors(rows: Sequence[Tensor], items: NumpyDtype) -> Ragged:
     """Convert variable-length lists to tensors of values and row splits."""
     cells = np.empty(len(rows), dtype=object)
     for row, cell in enumerate(rows):
@@ -260,7 +262,7 @@ def _ragged_tensors(rows: Sequence[Any], items: NumpyDtype) -> Ragged:
     return Ragged(torch.from_numpy(values), torch.from_numpy(splits))
 
 
-def _remove_padding(columns: Mapping[str, Tensor], weight: Tensor) -> dict[str, Any]:
+def _remove_padding(columns: Mapping[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
     # A batch of padding alone is kept, because all ranks must call their models equally often.
     if weight is None or bool(weight.all()) or not bool(weight.any()):
         return dict(columns)
@@ -338,7 +340,7 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
             dataset.transferred_bytes = max(1, _SHARED_BYTES // prefetched)
         super().__init__(dataset, batch_size=None, collate_fn=_identity, **vars(options))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Element]:
         """Yield the batches up to the end of the iteration."""
         dataset = self.dataset
         if not self._has_rank:
@@ -395,7 +397,7 @@ def distributed_rank() -> tuple[int, int]:
     return 0, 1
 
 
-def _identity(element: Tensor) -> Any:
+def _identity(element: Element) -> Element:
     """Return an element unchanged: elements are batches and need no collation."""
     return element
 
@@ -408,7 +410,7 @@ def process_rank() -> tuple[int, int]:
 
 
 def evaluate_by_function(
-    reader: Reader, function: Callable[..., Mapping[str, Any]]
+    reader: Reader, function: Callable[..., Mapping[str, Tensor]]
 ) -> dict[str, float]:
     """Call a metric function for each batch and return the weighted means of its row values.
 
@@ -458,7 +460,7 @@ def evaluate_by_function(
     return means
 
 
-def _check_metrics(metrics: Any, rows: int) -> Mapping[str, Any]:
+def _check_metrics(metrics: Any, rows: int) -> Mapping[str, Tensor]:
     """Check the shapes of the metrics that a function returned, and return the metrics.
 
     Raises:

@@ -173,7 +173,7 @@ class _SharedColumn:
         return np.ndarray(self.shape, self.kind, buffer=memory.numpy(), offset=self.offset)
 
 
-def pack_range(arrays: Mapping[str, NumpyArray]) -> tuple[Any, dict[str, Any]]:
+def pack_range(arrays: Mapping[str, NumpyArray]) -> tuple[Tensor, dict[str, Any]]:
     """Copy the columns of a step range into one shared memory segment.
 
     Columns of strings and lists are not copied, since PyTorch pickles them.
@@ -224,9 +224,9 @@ class PackedColumns(dict[str, Any]):
 def restore_columns(
     order: Sequence[str],
     groups: Sequence[Sequence[str]],
-    stacked: Sequence[Any],
+    stacked: Sequence[Tensor],
     other_columns: Any,
-) -> dict[str, Any]:
+) -> dict[str, Tensor]:
     """Unstack the columns of an unpickled batch."""
     columns = dict(other_columns)
     for names, tensor in zip(groups, stacked, strict=True):
@@ -234,7 +234,7 @@ def restore_columns(
     return {name: columns[name] for name in order}
 
 
-def pack_element(element: Tensor) -> Any:
+def pack_element(element: Tensor) -> Tensor:
     """Prepare a batch element for the transfer from a worker process."""
     if isinstance(element, Ragged):
         return element

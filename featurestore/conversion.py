@@ -13,8 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.cell_casts import Target
 from featurestore.arrow.column_names import quoted
-from featurestore.arrow.conversions import Target, cast_values, parse_target
+from featurestore.arrow.conversions import cast_values, parse_target
 from featurestore.arrow.frames import (
     Columns,
     check_columns,

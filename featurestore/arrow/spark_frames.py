@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from featurestore.arrow.arrays import is_list_of_numbers
 from featurestore.arrow.casts import cast_array, cast_batch
-from featurestore.arrow.conversions import Target, cast_values
+from featurestore.arrow.cell_casts import Target
+from featurestore.arrow.conversions import cast_values
 from featurestore.arrow.types import shaped_type, storage_schema, storage_type
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.conversions import Target, cast_values
+from featurestore.arrow.cell_casts import Target
+from featurestore.arrow.conversions import cast_values
 from featurestore.arrow.hints import cast_hint
 from featurestore.arrow.types import can_be_key, is_exact
 from featurestore.arrow.values import ConversionError, to_value

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +26,7 @@ from featurestore.errors import (
     RegistryError,
     missing_extra,
 )
-from featurestore.model.runtime import ForkGuard
+from featurestore.model.runtime import ForkGuard, ForkSafeLock
 from featurestore.registry import database_errors, origins
 from featurestore.registry.database_errors import format_url
 from featurestore.registry.origins import CHANGED, RESTORED
@@ -46,6 +47,8 @@ _POSTGRES_LIMITS = (
     "select set_config(name, '{longest}s', false) from pg_settings "
     "where name = 'transaction_timeout'",
 )
+_CONNECTION_NUMBER = "featurestore_number"
+_connection_numbers = count()
 
 
 class Registry:
@@ -346,3 +349,34 @@ def _begin_sqlite(connection: Connection) -> None:
     # another process has written since it began to read.
     immediate = connection.get_execution_options().get("immediate", True)
     connection.exec_driver_sql("begin immediate" if immediate else "begin")
+
+
+# -- commits of all processes ---------------------------------------------------------------
+
+
+class ChangeWatch:
+    """Detects commits to a registry by any process without reading its tables.
+
+    For each connection SQLite counts the commits of all other connections, so the watch uses a
+    separate connection that never writes. Postgres returns the transactions that a statement sees,
+    which include those in other databases of the server.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry.reader(connections=1)
+        self._lock = ForkSafeLock()
+
+    def state(self) -> tuple[int, str]:
+        """Return a state that equals an earlier one only if no transaction was committed since."""
+        statement = "pragma data_version"
+        if self._registry.dialect == "postgresql":
+            statement = "select txid_current_snapshot()::text"
+        with self._lock, self._registry.reading() as connection:
+            # SQLite's data_version can be compared only within one connection, and the pool may
+            # open a new one.
+            number = connection.info.setdefault(_CONNECTION_NUMBER, next(_connection_numbers))
+            return number, str(connection.exec_driver_sql(statement).scalar_one())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._registry.close()

@@ -18,8 +18,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import NotAllowed
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import tables
-from featurestore.registry.change_watch import ChangeWatch
-from featurestore.registry.database import Registry
+from featurestore.registry.database import ChangeWatch, Registry
 from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
 from featurestore.registry.origins import RUN
 

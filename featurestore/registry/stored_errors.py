@@ -21,8 +21,7 @@ from featurestore.errors import FeatureStoreError, listing
 from featurestore.model.reader_text import remove_location, remove_machine_details
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import tables
-from featurestore.registry.change_watch import ChangeWatch
-from featurestore.registry.database import Registry
+from featurestore.registry.database import ChangeWatch, Registry
 from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
 from featurestore.registry.rows import location_of
 

@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 import featurestore
 from featurestore.registry import access, tables
-from featurestore.registry.change_watch import ChangeWatch
+from featurestore.registry.database import ChangeWatch
 from featurestore.registry.filtered import RegistryViews
 from featurestore.registry.hidden import find_hidden_objects
 from featurestore.store import FeatureStore

@@ -182,12 +182,19 @@ def to_profile(
     time: str | None = None,
     types: Mapping[str, str] | None = None,
     roles: bool = True,
+    features: Sequence[str] | None = None,
+    rows: int | None = None,
+    newest: datetime | None = None,
+    metrics: Mapping[str, float | None] | None = None,
+    estimates: Mapping[str, Estimate] | None = None,
+    labels_version: int | None = None,
 ) -> Profile:
     """Convert statistics to a profile.
 
-    ``time`` is the event time column; ``roles`` excludes keys and times.
+    ``time`` is the event time column; ``roles`` excludes keys and times. ``features`` selects and
+    orders the columns, and ``rows`` replaces the number of rows of the statistics.
     """
-    columns, newest = {}, None
+    columns = {}
     for column in statistics.columns:
         if column.name == time and column.maximum is not None:
             newest = _parse_time(str(column.maximum))
@@ -196,7 +203,20 @@ def to_profile(
     column_types = types
     if column_types is None:
         column_types = {column.name: column.type for column in statistics.columns}
-    return Profile(window, statistics.rows, version, delta_version, columns, column_types, newest)
+    if features is not None:
+        columns = {name: columns[name] for name in features if name in columns}
+    return Profile(
+        window=window,
+        rows=statistics.rows if rows is None else rows,
+        version=version,
+        delta_version=delta_version,
+        columns=columns,
+        types=column_types,
+        newest=newest,
+        metrics=metrics or {},
+        estimates=estimates or {},
+        labels_version=labels_version,
+    )
 
 
 def _column_profile(column: ColumnStatistics) -> FeatureProfile:

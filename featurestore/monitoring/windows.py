@@ -12,7 +12,8 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -30,9 +31,9 @@ from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import Window, to_micros
-from featurestore.monitoring.metrics import Metrics, Quality, compute_metrics
+from featurestore.monitoring.metrics import Quality, compute_metrics
 from featurestore.monitoring.profile import Profile, to_profile
-from featurestore.plugins.engine import Accumulator, Relation, TimeRange
+from featurestore.plugins.engine import Accumulator, TimeRange
 from featurestore.session import Session
 from featurestore.statistics import (
     StatisticsAccumulator,
@@ -203,7 +204,13 @@ class Profiler:
         states = engine.aggregate(narrow, accumulator)
         for index, window in enumerate(windows):
             state = states.get(index) or statistics.start()
-            profile = to_profile(
+            inside = engine.within(relation, TimeRange(time, window.start, window.end))
+            metrics = compute_metrics(engine, inside, self.watched.metrics)
+            labels_version = None
+            if self.quality is not None:
+                metrics |= self.quality.measure(window)
+                labels_version = self.quality.labels.delta_version
+            yield to_profile(
                 finish(state),
                 window=window,
                 version=spec.version,
@@ -211,25 +218,16 @@ class Profiler:
                 time=time,
                 types=self.types,
                 roles=False,
+                metrics=metrics.values,
+                estimates=metrics.estimates,
+                labels_version=labels_version,
             )
-            inside = TimeRange(time, window.start, window.end)
-            yield self._add_metrics(profile, engine.within(relation, inside))
 
     def _select_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns to read: all of them if custom metrics may use any column."""
         if self.watched.metrics:
             return list(self.group.spec.schema.names)
         return list(columns)
-
-    def _add_metrics(self, profile: Profile, rows: Relation) -> Profile:
-        """Add the custom metrics of the rows and the quality of predictions to a profile."""
-        metrics = compute_metrics(self.session.engine, rows, self.watched.metrics)
-        if self.quality is None or profile.window is None:
-            return _replace_metrics(profile, metrics)
-        metrics |= self.quality.measure(profile.window)
-        return replace(
-            _replace_metrics(profile, metrics), labels_version=self.quality.labels.delta_version
-        )
 
     def _profile_by_commits(self, windows: Sequence[Window]) -> Iterator[Profile]:
         """Yield the profiles of a group without event time: the table at the end of each window.
@@ -242,32 +240,36 @@ class Profiler:
             before = [commit.version for commit in history if commit.time < window.end]
             rows = sum(commit.rows_in for commit in inside)
             newest = max((commit.time for commit in inside), default=None)
-            profile = self._compute_table_profile(max(before, default=0))
-            yield replace(profile, window=window, rows=rows, newest=newest)
+            yield self._compute_table_profile(
+                max(before, default=0), window=window, rows=rows, newest=newest
+            )
 
-    def _compute_table_profile(self, delta_version: int) -> Profile:
+    def _compute_table_profile(
+        self, delta_version: int, *, window: Window, rows: int, newest: datetime | None
+    ) -> Profile:
         """Return the profile of an entire table version, from its stored statistics."""
-        spec = self.group.spec
+        spec, engine = self.group.spec, self.session.engine
         if delta_version < 1:
-            return Profile(None, 0, spec.version, 0, {}, self.types)
+            return Profile(window, rows, spec.version, 0, {}, self.types, newest)
         # Statistics exist for versions that changed rows.
         data_version = commits.latest_data_version(self.group.path, delta_version)
         statistics = load_statistics(
             self.session, spec.name, version=spec.version, delta_version=data_version
         )
-        profile = to_profile(
+        relation = engine.read_table(self.group.path, version=data_version, schema=spec.schema)
+        metrics = compute_metrics(engine, relation, self.watched.metrics)
+        return to_profile(
             statistics,
+            window=window,
             version=spec.version,
             delta_version=self.group.delta_version,
             types=self.types,
+            features=self.features,
+            rows=rows,
+            newest=newest,
+            metrics=metrics.values,
+            estimates=metrics.estimates,
         )
-        feature_columns = {
-            name: profile.columns[name] for name in self.features if name in profile.columns
-        }
-        relation = self.session.engine.read_table(
-            self.group.path, version=data_version, schema=spec.schema
-        )
-        return self._add_metrics(replace(profile, columns=feature_columns), relation)
 
     # -- cache --------------------------------------------------------------------------------
 
@@ -308,7 +310,3 @@ class Profiler:
         folder = self.session.paths.statistics(spec.name, spec.version)
         name = f"{to_micros(window.start)}-{to_micros(window.end)}.{key}.json.z"
         return os.path.join(folder, "windows", name)
-
-
-def _replace_metrics(profile: Profile, metrics: Metrics) -> Profile:
-    return replace(profile, metrics=metrics.values, estimates=metrics.estimates)

@@ -18,7 +18,7 @@ from featurestore.model.finding import Finding
 from featurestore.model.monitor import Baseline, MonitorSpec
 from featurestore.model.times import Window
 from featurestore.monitoring import rules
-from featurestore.monitoring.profile import ColumnProfile, Profile
+from featurestore.monitoring.profile import FeatureProfile, Profile
 from tests.monitoring.series import DAY, GRID, START, Series, _number, _values, series
 
 KINDS = (
@@ -112,7 +112,7 @@ def profile(scenario: str, parameters: Series, number: int) -> Profile:
     """Return the profile of a day of a scenario."""
     day = day_of(scenario, parameters, number)
     rows = sum(day.texts.values())
-    texts = ColumnProfile(
+    texts = FeatureProfile(
         "kind", "string", "text", rows, 0, rows, values=tuple(day.texts.items()), complete=True
     )
     columns = {"x": _number("x", day.values, day.nulls), "kind": texts}

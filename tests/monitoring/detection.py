@@ -23,7 +23,7 @@ from scipy import stats
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import Window
 from featurestore.monitoring import bounds
-from featurestore.monitoring.profile import ColumnProfile, Profile
+from featurestore.monitoring.profile import FeatureProfile, Profile
 from tests.monitoring.changes import judge_all
 from tests.monitoring.series import DAY, GRID, START
 
@@ -114,7 +114,7 @@ class Day:
         return Profile(window, rows, 1, 1, columns, {})
 
 
-def column_profile(name: str, values: Values) -> ColumnProfile:
+def column_profile(name: str, values: Values) -> FeatureProfile:
     """Return the profile of values, as the statistics of a window define it."""
     rows = len(values)
     kind, dtype = {"b": ("boolean", "bool"), "U": ("text", "string"), "i": ("number", "int64")}.get(
@@ -128,7 +128,7 @@ def column_profile(name: str, values: Values) -> ColumnProfile:
         counts = []
     elif not complete:
         counts = [(value, count) for value, count in counts if count > 1][:20]
-    return ColumnProfile(
+    return FeatureProfile(
         name,
         dtype,
         kind,

@@ -17,7 +17,7 @@ from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.comparison import FixedReference, ReferenceWindows
-from featurestore.monitoring.profile import ColumnProfile, Profile
+from featurestore.monitoring.profile import FeatureProfile, Profile
 
 START = datetime(2023, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -97,19 +97,19 @@ def _values(parameters: Series, rng: np.random.Generator, rows: int) -> np.ndarr
     return rng.normal(0.0, 1.0, rows)
 
 
-def _number(name: str, values: np.ndarray, nulls: int) -> ColumnProfile:
+def _number(name: str, values: np.ndarray, nulls: int) -> FeatureProfile:
     quantiles: tuple[float, ...] = ()
     if len(values):
         quantiles = tuple(np.quantile(values, GRID).tolist())
-    return ColumnProfile(
+    return FeatureProfile(
         name, "double", "number", len(values), nulls, len(values), quantiles=quantiles
     )
 
 
-def _text(name: str, counts: np.ndarray) -> ColumnProfile:
+def _text(name: str, counts: np.ndarray) -> FeatureProfile:
     values = tuple((category, int(n)) for category, n in zip(_CATEGORIES, counts, strict=True) if n)
     rows = int(counts.sum())
-    return ColumnProfile(name, "string", "text", rows, 0, rows, values=values, complete=True)
+    return FeatureProfile(name, "string", "text", rows, 0, rows, values=values, complete=True)
 
 
 def compared(days: dict[int, Profile], number: int) -> ReferenceWindows:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -145,8 +145,8 @@ def commit(state: Snapshot, change: TableChange, publication: Publication) -> in
     if state.has_committed(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
-    change = replace(change, adds=_add_checksums(change.adds, publication))
-    actions = list(_build_actions(state, change))
+    checksums = _compute_checksums(change.adds, publication)
+    actions = list(_build_actions(state, change, checksums))
     while True:
         version += 1
         if _publish_commit(state.path, version, actions, publication, before=before):
@@ -159,22 +159,20 @@ def commit(state: Snapshot, change: TableChange, publication: Publication) -> in
         before = None
 
 
-def _add_checksums(new_files: Sequence[NewFile], publication: Publication) -> list[NewFile]:
-    """Return files with their checksums, which are computed while the disk syncs the files."""
+def _compute_checksums(
+    new_files: Sequence[NewFile], publication: Publication
+) -> Sequence[str | None]:
+    """Return the checksums of files, which are computed while the disk syncs local files."""
     if not new_files or not storage_for(new_files[0].path).is_local:
-        return list(new_files)
+        return [file.checksum for file in new_files]
     paths = [file.path for file in new_files]
-    if publication.durable:
-        with independent_tasks(1, "featurestore-sync") as pool:
-            syncing = pool.submit(publication.sync)
-            checksums = file_checksums(paths)
-            syncing.result()
-    else:
+    if not publication.durable:
+        return file_checksums(paths)
+    with independent_tasks(1, "featurestore-sync") as pool:
+        syncing = pool.submit(publication.sync)
         checksums = file_checksums(paths)
-    return [
-        replace(file, checksum=checksum)
-        for file, checksum in zip(new_files, checksums, strict=True)
-    ]
+        syncing.result()
+    return checksums
 
 
 def retry_commits(
@@ -276,7 +274,9 @@ def change_properties(
     return retry_commits(path, attempt)
 
 
-def _build_actions(state: Snapshot, change: TableChange) -> Iterator[dict[str, Any]]:
+def _build_actions(
+    state: Snapshot, change: TableChange, checksums: Sequence[str | None]
+) -> Iterator[dict[str, Any]]:
     """Yield the log actions of a change, with the commit info first."""
     now = now_millis()
     metrics = {
@@ -315,7 +315,7 @@ def _build_actions(state: Snapshot, change: TableChange) -> Iterator[dict[str, A
                 "stats": json.dumps({"numRecords": old.rows}),
             }
         }
-    for new in change.adds:
+    for new, checksum in zip(change.adds, checksums, strict=True):
         relative_path = new.path.removeprefix(os.path.join(state.path, ""))
         add = {
             # Paths in the log are percent-encoded (Delta protocol).
@@ -326,7 +326,7 @@ def _build_actions(state: Snapshot, change: TableChange) -> Iterator[dict[str, A
             "dataChange": change.data_change,
             "stats": new.statistics,
         }
-        yield {"add": add_checksum(add, new.checksum)}
+        yield {"add": add_checksum(add, checksum)}
 
 
 def _commit_info(

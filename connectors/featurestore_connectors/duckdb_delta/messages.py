@@ -8,7 +8,7 @@ import re
 import duckdb
 
 from featurestore.arrow.unstorable import parse_refusal
-from featurestore.delta.maintenance import vacuumed_file_error
+from featurestore.delta.scan import vacuumed_file_error
 from featurestore.errors import (
     MANY_FILES_HINT,
     EngineError,

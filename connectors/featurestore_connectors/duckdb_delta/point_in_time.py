@@ -28,6 +28,7 @@ from featurestore.retrieval.point_in_time import (
     label_time_column,
     require_labels,
 )
+from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.sqltext import label_key, names, quote
 
 LABELS = "fs_labels"
@@ -51,7 +52,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
         tables |= side.tables(engine)
     joined_rows = engine.sql(query_of_plan(plan), tables=tables, parameters={})
     # The query returns lists of variable size; rows are cast to the schema when they are streamed.
-    return replace(joined_rows, schema=plan.schema, single_use=left.single_use)
+    return relation(joined_rows.native, plan.schema, single_use=left.single_use)
 
 
 def query_of_plan(plan: FeaturePlan) -> str:

@@ -21,12 +21,11 @@ from featurestore.arrow.fitting import widened_schema
 from featurestore.delta.commits import changed_metadata, duplicate_keys_error
 from featurestore.delta.datafile import DataFile, has_bounds
 from featurestore.delta.maintenance import (
-    check_contents,
-    check_files,
     modification_time,
     orphan_cutoff_time,
     remove_unneeded_files,
 )
+from featurestore.delta.scan import check_contents, check_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.delta.table_state import check_writable
 from featurestore.errors import InvalidArgument, RowsOutsideWindow

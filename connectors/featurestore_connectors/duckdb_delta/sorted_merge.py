@@ -29,7 +29,7 @@ from featurestore.arrow.batches import concat_arrays, take_values
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import columns_width, is_unbounded
 from featurestore.delta.log import FileState
-from featurestore.delta.maintenance import translate_read_errors
+from featurestore.delta.scan import translate_read_errors
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import (

@@ -29,6 +29,7 @@ from featurestore_connectors.duckdb_delta.point_in_time import (
     read_source,
     timestamp,
 )
+from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.sqltext import column_type, label_key, quote
 
@@ -76,7 +77,7 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     if plan.keep_order:
         query += f" ORDER BY {quote(ROW)}"
     joined_rows = engine.sql(query, tables={_LABELS: left}, parameters={})
-    return replace(joined_rows, schema=plan.schema, single_use=single_use)
+    return relation(joined_rows.native, plan.schema, single_use=single_use)
 
 
 def _fits_in_memory(plan: FeaturePlan) -> bool:

@@ -187,15 +187,15 @@ def to_plain_array(array: Any) -> Any:
         Unstorable: The array contains complex numbers, durations or records, or values would be
             rounded.
     """
-    kind = array.dtype.kind
-    if kind in _REFUSED:
-        raise Unstorable(f"holds {_REFUSED[kind]}, which cannot be stored")
+    type_code = array.dtype.kind
+    if type_code in _REFUSED:
+        raise Unstorable(f"holds {_REFUSED[type_code]}, which cannot be stored")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     # Arrow has no long doubles.
-    if kind == "f" and array.dtype.itemsize > _DOUBLE_BYTES:
+    if type_code == "f" and array.dtype.itemsize > _DOUBLE_BYTES:
         return _cast_without_loss(array, np.dtype(np.float64))
-    if kind == "M":
+    if type_code == "M":
         return _to_arrow_unit(array)
     return array
 

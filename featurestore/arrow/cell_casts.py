@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.cells import (
-    cell_kind,
+    cell_category,
     cells_to_array,
     classify_cells,
     has_meaningful_string,
@@ -71,7 +71,7 @@ class Target:
 
 def to_target(cell: Any, target: Target) -> Any:
     """Convert an object to the Python value of a type; raise ValueError or TypeError otherwise."""
-    if cell is None or cell_kind(cell) == "missing":
+    if cell is None or cell_category(cell) == "missing":
         return None
     cell = _unwrap(cell)
     dtype = target.dtype
@@ -84,27 +84,27 @@ def to_target(cell: Any, target: Target) -> Any:
         return [to_target(value, item) for value in _to_items(cell, dtype)]
     if pat.is_struct(dtype):
         return _to_fields(cell, target)
-    kind = cell_kind(cell)
-    if kind in _DURATIONS or (kind in _TIMES and pat.is_integer(dtype)):
+    category = cell_category(cell)
+    if category in _DURATIONS or (category in _TIMES and pat.is_integer(dtype)):
         return _to_count(cell)
     if hasattr(cell, "to_timestamp"):  # a Period
         return cell.to_timestamp()
     if isinstance(cell, str):
         return from_text(cell, dtype)
-    if pat.is_timestamp(dtype) and kind == "date":
+    if pat.is_timestamp(dtype) and category == "date":
         return datetime(cell.year, cell.month, cell.day, tzinfo=UTC)
     return _to_number(cell, target) if isinstance(cell, int | float | Decimal | Fraction) else cell
 
 
 def _unwrap(cell: Any) -> Any:
-    kind = cell_kind(cell)
-    if kind == "Enum":
+    category = cell_category(cell)
+    if category == "Enum":
         return cell.value
-    if kind == "Arrow scalar":
+    if category == "Arrow scalar":
         return cell.as_py()
-    if kind == "Arrow array":
+    if category == "Arrow array":
         return cell.to_pylist()
-    if kind in ("numpy int", "numpy float", "complex") and isinstance(cell, np.generic):
+    if category in ("numpy int", "numpy float", "complex") and isinstance(cell, np.generic):
         return cell.item()
     return cell
 
@@ -206,12 +206,12 @@ def _to_items(cell: Any, dtype: pa.DataType) -> Iterable[Any]:
             return sorted(cell)
         except TypeError:  # items of several types
             return sorted(cell, key=str)
-    kind = cell_kind(cell)
-    return list(cell) if kind in _LISTS or hasattr(cell, "_fields") else [cell]
+    category = cell_category(cell)
+    return list(cell) if category in _LISTS or hasattr(cell, "_fields") else [cell]
 
 
 def _to_fields(cell: Any, target: Target) -> dict[str, Any]:
-    if cell_kind(cell) == "Interval":
+    if cell_category(cell) == "Interval":
         cell = {"left": cell.left, "right": cell.right, "closed": cell.closed}
         cell = {name: cell[name] for name in cell if target.dtype.get_field_index(name) >= 0}
     if isinstance(cell, tuple) and len(cell) == 2 and target.dtype.get_field_index("key") == 0:
@@ -248,36 +248,36 @@ def suggest_type(cells: Sequence[Any]) -> pa.DataType:
     (ListType(list<item: int64>), DataType(string))
     """
     present = [_unwrap(cell) for cell in cells if not is_missing(cell)]
-    kinds = classify_cells(present)
-    if kinds <= {"text", "bytes", "numpy void"}:
-        return pa.string() if kinds == {"text"} and _are_encodable(present) else pa.binary()
-    if "complex" in kinds and kinds <= {"complex", *NUMBERS}:
+    categories = classify_cells(present)
+    if categories <= {"text", "bytes", "numpy void"}:
+        return pa.string() if categories == {"text"} and _are_encodable(present) else pa.binary()
+    if "complex" in categories and categories <= {"complex", *NUMBERS}:
         return pa.list_(pa.float64(), 2)
-    if "Fraction" in kinds and kinds <= {"Fraction", "int", "numpy int"}:
+    if "Fraction" in categories and categories <= {"Fraction", "int", "numpy int"}:
         return pa.list_(pa.int64(), 2)
-    if "dict" in kinds and kinds <= {"dict"}:
+    if "dict" in categories and categories <= {"dict"}:
         return _suggest_struct(present)
-    if kinds == {"Interval"}:
+    if categories == {"Interval"}:
         bounds = suggest_type([*(cell.left for cell in present), *(cell.right for cell in present)])
         return pa.struct([("left", bounds), ("right", bounds), ("closed", pa.string())])
-    if kinds & _LISTS and "dict" not in kinds:
+    if categories & _LISTS and "dict" not in categories:
         any_list = pa.list_(pa.null())
         items = itertools.chain.from_iterable(_to_items(cell, any_list) for cell in present)
         return pa.list_(pa.field("item", suggest_type(list(items))))
-    return _suggest_scalar(present, kinds)
+    return _suggest_scalar(present, categories)
 
 
-def _suggest_scalar(cells: Sequence[Any], kinds: set[str]) -> pa.DataType:
-    if kinds and kinds <= _DURATIONS:
+def _suggest_scalar(cells: Sequence[Any], categories: set[str]) -> pa.DataType:
+    if categories and categories <= _DURATIONS:
         return pa.int64()
-    if kinds == {"Period"}:
+    if categories == {"Period"}:
         return TIMESTAMP
     try:
         dtype = feature_type(cells_to_array(cells).type)
         return pa.string() if dtype is None else dtype
     except CONVERSION_ERRORS:
         pass
-    if kinds and kinds <= _TIMES:
+    if categories and categories <= _TIMES:
         try:
             to_array([_to_count(cell) for cell in cells], pa.int64())
             return pa.int64()

@@ -47,7 +47,7 @@ _PLAIN: tuple[frozenset[Any], ...] = (
 _NUMBERS = {"int", "float"}
 _NUMERIC = {*_NUMBERS, "numpy int", "numpy float", "longdouble"}
 # Combinations of kinds that may share a column.
-_COMPATIBLE_KINDS = (_NUMBERS, {"int", "decimal"}, {"date", "datetime"}, {"list", "array"})
+_COMPATIBLE = (_NUMBERS, {"int", "decimal"}, {"date", "datetime"}, {"list", "array"})
 # Kinds without a feature type.
 _UNSUPPORTED = frozenset(
     {
@@ -67,7 +67,7 @@ _UNSUPPORTED = frozenset(
 )
 _INT64_LIMIT = 2**63
 _SUPPORTED_VALUES = "supported values are numbers, strings, bytes, times, lists, arrays and dicts"
-_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+_CATEGORIES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (np.bool_, "bool"),
     (np.timedelta64, "numpy timedelta64"),  # also a subclass of np.integer
     (np.integer, "numpy int"),
@@ -118,9 +118,9 @@ def cells_to_array(cells: Sequence[Any], *, nan_is_null: bool = False) -> pa.Arr
     if _cell_types(cells) in _PLAIN:
         return _build_array(cells, nan_is_null=nan_is_null)
     plain = _unwrap_scalars(cells)
-    kinds = classify_cells(plain)
+    categories = classify_cells(plain)
     # Numeric arrays are copied as blocks; conversion to lists would create an object per item.
-    if "array" in kinds and kinds <= {"array", "list"}:
+    if "array" in categories and categories <= {"array", "list"}:
         column = to_shaped_column(plain)
         if column is not None:
             return column
@@ -155,22 +155,22 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
     if _cell_types(cells) in _PLAIN:
         return _check_plain_cells(cells)
     cells = _unwrap_scalars(cells)
-    kinds = classify_cells(cells)
-    for kind in kinds & _UNSUPPORTED:
-        first = _find_first_of_kind(cells, kind)
+    categories = classify_cells(cells)
+    for category in categories & _UNSUPPORTED:
+        first = _find_first(cells, category)
         raise Unstorable(
             f"holds {type(first).__name__} values, which cannot be stored",
             cells=[first],
             # ``str`` of an arbitrary object would store its memory address.
             line=None if has_meaningful_string(first) else _SUPPORTED_VALUES,
         )
-    if len(kinds) > 1 and not any(kinds <= compatible for compatible in _COMPATIBLE_KINDS):
-        raise _mixed_kinds_error(cells, kinds)
-    if "datetime" in kinds:
+    if len(categories) > 1 and not any(categories <= compatible for compatible in _COMPATIBLE):
+        raise _mixed_cells_error(cells, categories)
+    if "datetime" in categories:
         return _dates_to_datetimes(cells)
-    if "dict" in kinds:
+    if "dict" in categories:
         return _normalize_dicts(cells)
-    if "list" in kinds or "array" in kinds:
+    if "list" in categories or "array" in categories:
         return _normalize_lists(cells)
     return _check_plain_cells(cells)
 
@@ -201,7 +201,7 @@ def _cell_types(cells: Sequence[Any]) -> frozenset[Any]:
 
 
 def classify_cells(cells: Sequence[Any]) -> set[str]:
-    """Return the kinds of cells (``cell_kind``), without that of missing cells.
+    """Return the categories of cells (``cell_category``), without that of missing cells.
 
     >>> sorted(classify_cells([1, "a", None]))
     ['int', 'text']
@@ -209,10 +209,10 @@ def classify_cells(cells: Sequence[Any]) -> set[str]:
     return set(map(_classify_type, _cell_types(cells))) - {"missing"}
 
 
-def cell_kind(cell: object) -> str:
-    """Return the kind of a cell, a name in ``_KINDS`` or a category.
+def cell_category(cell: object) -> str:
+    """Return the category of a cell, such as a name in ``_CATEGORIES``.
 
-    >>> cell_kind(None), cell_kind(1), cell_kind({1})
+    >>> cell_category(None), cell_category(1), cell_category({1})
     ('missing', 'int', 'set')
     """
     cell_type: Any = type(cell)
@@ -230,10 +230,10 @@ def _classify_type(cell_type: Any) -> str:
     if name in ("Period", "Interval"):
         return name
     # Subclasses come first in the list: bool is an int, and datetime is a date.
-    for types, kind in _KINDS:
+    for types, category in _CATEGORIES:
         if issubclass(cell_type, types):
             # On some platforms, numpy's longdouble has 64 bits.
-            return "numpy float" if issubclass(cell_type, np.float64) else kind
+            return "numpy float" if issubclass(cell_type, np.float64) else category
     if hasattr(cell_type, "__array_interface__") or hasattr(cell_type, "__array__"):
         return "array"
     return "collection" if issubclass(cell_type, Collection) else "object"
@@ -242,17 +242,17 @@ def _classify_type(cell_type: Any) -> str:
 def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert library scalars to Python objects, and missing values to None."""
     types = _cell_types(cells)
-    kinds = classify_cells(cells)
-    if "Interval" in kinds:
+    categories = classify_cells(cells)
+    if "Interval" in categories:
         _check_interval_sides(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
     for cell_type in types:
-        kind = _classify_type(cell_type)
-        if kind in _SIMPLE:
-            simple[cell_type] = _SIMPLE[kind]
-        elif kind in ("numpy int", "numpy float") and len(types) > 1:
+        category = _classify_type(cell_type)
+        if category in _SIMPLE:
+            simple[cell_type] = _SIMPLE[category]
+        elif category in ("numpy int", "numpy float") and len(types) > 1:
             simple[cell_type] = operator.methodcaller("item")
-        if kind in ("float", "numpy float") and not kinds <= _NUMERIC:
+        if category in ("float", "numpy float") and not categories <= _NUMERIC:
             # NaN among values that are not numbers is the missing value of pandas.
             simple[cell_type] = lambda cell: None if cell != cell else cell
     if not simple:
@@ -274,7 +274,7 @@ def interval_side(cells: Any) -> str | None:
     categories = getattr(dtype, "categories", None)
     side = getattr(dtype if categories is None else categories.dtype, "closed", None)
     if side is None and (isinstance(cells, list) or str(dtype) == "object"):
-        side = getattr(_find_first_of_kind(cells, "Interval"), "closed", None)
+        side = getattr(_find_first(cells, "Interval"), "closed", None)
     return side
 
 
@@ -282,7 +282,7 @@ def _check_interval_sides(cells: Sequence[Any]) -> None:
     """Refuse intervals that are closed on different sides, which the stored bounds do not have."""
     firsts: dict[str, Any] = {}
     for cell in cells:
-        if cell_kind(cell) == "Interval":
+        if cell_category(cell) == "Interval":
             firsts.setdefault(cell.closed, cell)
     if len(firsts) > 1:
         raise Unstorable(
@@ -320,22 +320,22 @@ def has_meaningful_string(cell: object) -> bool:
     return hex(id(cell)) not in str(cell) and not callable(cell)
 
 
-def _find_first_of_kind(cells: Sequence[Any], kind: str) -> Any:
+def _find_first(cells: Sequence[Any], category: str) -> Any:
     for cell in cells:
-        if cell_kind(cell) == kind:
+        if cell_category(cell) == category:
             return cell
     return None
 
 
-def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
+def _mixed_cells_error(cells: Sequence[Any], categories: set[str]) -> Unstorable:
     """Return the error for cells of incompatible kinds, with an example of each."""
     firsts: dict[str, Any] = {}
     for cell in cells:
-        kind = cell_kind(cell)
-        if kind != "missing" and kind not in firsts:
-            firsts[kind] = cell
+        category = cell_category(cell)
+        if category != "missing" and category not in firsts:
+            firsts[category] = cell
     line = None
-    if "array" in kinds:
+    if "array" in categories:
         line = "use arrays of the same shape in all rows, and None for missing arrays"
     return Unstorable(
         "holds values of more than one type", cells=list(firsts.values())[:2], line=line
@@ -360,8 +360,8 @@ def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
 
 def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     """Normalize the items of lists; columns of numeric vectors remain arrays."""
-    kinds = classify_cells(cells)
-    if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
+    categories = classify_cells(cells)
+    if categories == {"array"} and all(map(_is_vector_of_numbers, cells)):
         return cells
     lists = [_to_list(cell) for cell in cells]
     # All items of the column together, since they must have one type.
@@ -374,7 +374,7 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
         ) from error
     # ``normalize_cells`` returns its argument if nothing has to change.
     if normal is items:
-        return cells if kinds == {"list"} else lists
+        return cells if categories == {"list"} else lists
     remaining_items = iter(normal)
     rebuilt: list[Any] = [
         None if values is None else list(itertools.islice(remaining_items, len(values)))

@@ -389,7 +389,7 @@ def _round_numbers(numbers: pa.Array, target: Target) -> pa.Array:
 
 def _cast_cells(cells: Sequence[Any], target: Target) -> pa.Array:
     """Cast Python objects one by one."""
-    kinds = classify_cells(cells)
+    categories = classify_cells(cells)
     if target.form:
         return pa.concat_arrays(
             [pa.array([], TIMESTAMP)] + [_cast(_one_cell(cell), target) for cell in cells]
@@ -397,7 +397,7 @@ def _cast_cells(cells: Sequence[Any], target: Target) -> pa.Array:
     # NaN among other values than numbers is a missing value.
     converted = [
         None
-        if cell is None or (is_missing(cell) and not kinds <= NUMBERS)
+        if cell is None or (is_missing(cell) and not categories <= NUMBERS)
         else to_target(cell, target)
         for cell in cells
     ]

@@ -42,7 +42,7 @@ _PLAIN_EXTENSIONS = (
     "string",
     "str",
     "boolean",
-    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     "float32",
     "float64",
     "datetime64[",

@@ -213,11 +213,11 @@ def _count_levels(value: Any) -> int:
     levels, values = 0, [value]
     # Level by level instead of recursion, which Python limits.
     while levels <= _MAX_LEVELS:
-        containers = [each for each in values if isinstance(each, dict | list)]
+        containers = [value for value in values if isinstance(value, dict | list)]
         if not containers:
             break
         levels += 1
         values = []
-        for each in containers:
-            values += each.values() if isinstance(each, dict) else each
+        for container in containers:
+            values += container.values() if isinstance(container, dict) else container
     return levels

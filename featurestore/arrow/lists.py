@@ -58,7 +58,7 @@ def to_plain_lists(value: Any, *, levels: int = 3) -> Any:
     if levels == 0:
         return value
     if isinstance(value, Mapping):
-        return {key: to_plain_lists(each, levels=levels - 1) for key, each in value.items()}
+        return {key: to_plain_lists(item, levels=levels - 1) for key, item in value.items()}
     items = as_list(value)
     if items is None:
         return value

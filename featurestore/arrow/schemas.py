@@ -116,12 +116,12 @@ def is_logical_type_supported(avro_type: Mapping[str, Any]) -> bool:
     >>> is_logical_type_supported({"type": "int", "logicalType": "time-millis"})
     False
     """
-    logical, kind = avro_type.get("logicalType"), avro_type.get("type")
+    logical, type_name = avro_type.get("logicalType"), avro_type.get("type")
     if logical in _MICROS_PER_TICK:
-        return kind == "long"
+        return type_name == "long"
     if logical == "date":
-        return kind == "int"
-    return logical == "decimal" and kind in ("bytes", "fixed")
+        return type_name == "int"
+    return logical == "decimal" and type_name in ("bytes", "fixed")
 
 
 def avro_time_units(text: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _unsupported_error(name: str, description: str) -> InvalidJob:
 
 def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
     """Convert a logical, array, record or other named type."""
-    logical, kind = avro_type.get("logicalType"), avro_type["type"]
+    logical, type_name = avro_type.get("logicalType"), avro_type["type"]
     if is_logical_type_supported(avro_type):
         if logical == "date":
             return pa.date32()
@@ -185,23 +185,23 @@ def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
     # Rounding nanoseconds would change values, so the schema is refused.
     if logical in _NANOS:
         raise _unsupported_error(name, f"a {logical}, finer than microseconds")
-    if logical == "uuid" and kind in ("string", "fixed"):
+    if logical == "uuid" and type_name in ("string", "fixed"):
         return pa.string()
-    if kind == "array":
+    if type_name == "array":
         return pa.list_(pa.field("item", _arrow_type(avro_type["items"], name)))
-    if kind == "record":
+    if type_name == "record":
         return pa.struct(_record_fields(avro_type, name))
-    return _arrow_type(kind, name)
+    return _arrow_type(type_name, name)
 
 
 def _time_unit(avro_type: Any) -> Any:
     """Return the microseconds per unit of an Avro time type, nested for records."""
     if isinstance(avro_type, list):
-        return next((_time_unit(each) for each in avro_type if each != "null"), None)
+        return next((_time_unit(member) for member in avro_type if member != "null"), None)
     if not isinstance(avro_type, Mapping):
         return None
     if is_logical_type_supported(avro_type):
         return _MICROS_PER_TICK.get(avro_type["logicalType"])
     if avro_type.get("type") == "record":
-        return {each["name"]: _time_unit(each["type"]) for each in avro_type["fields"]}
+        return {member["name"]: _time_unit(member["type"]) for member in avro_type["fields"]}
     return _time_unit(avro_type.get("items", avro_type.get("type")))

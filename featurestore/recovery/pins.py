@@ -20,7 +20,7 @@ from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any
 
-from featurestore.delta.maintenance import check_files
+from featurestore.delta.scan import check_files
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     DatasetDamaged,

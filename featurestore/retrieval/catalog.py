@@ -10,7 +10,7 @@ from datetime import datetime
 from featurestore.delta import commits
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.history import version_as_of, version_at
-from featurestore.delta.maintenance import check_contents
+from featurestore.delta.scan import check_contents
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     FeatureGroupNotFound,
@@ -134,9 +134,14 @@ class Pins:
 
     def specs(self) -> Specs:
         """Return the definitions at the time of ``as_of=``."""
-        if self._timestamp is None:
+        timestamp = self._timestamp
+        if timestamp is None:
             return self._specs
-        return SpecsAt(self._specs, self._version_at)
+
+        def delta_version_at(name: str, version: int) -> int:
+            return version_at(self._session.featuregroup_path(name, version), timestamp)
+
+        return SpecsAt(self._specs, delta_version_at)
 
     def source(self, group: tuple[str, int]) -> Source:
         """Return a group pinned to the Delta version that this retrieval reads."""
@@ -171,15 +176,6 @@ class Pins:
         if self._timestamp is None:
             return None
         return version_at(path, self._timestamp)
-
-    def _version_at(self, name: str, version: int) -> int:
-        path = self._session.featuregroup_path(name, version)
-        return version_at(path, self._timestamp_or_raise())
-
-    def _timestamp_or_raise(self) -> datetime:
-        if self._timestamp is None:
-            raise InvalidArgument("as_of= is not a time.")
-        return self._timestamp
 
 
 def group_source(session: Session, path: str, *, delta_version: int | None = None) -> Source:

@@ -14,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from featurestore.delta.history import added_files, read_history, version_at
 from featurestore.delta.log import commit_path, is_delta_table
-from featurestore.delta.maintenance import check_files
+from featurestore.delta.scan import check_files
 from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import TableDamaged, VersionNotFound
 from tests.commit_files import read_actions, write_actions

@@ -16,7 +16,7 @@ import pytest
 
 import featurestore
 from featurestore.delta.log import commit_path
-from featurestore.delta.maintenance import check_files
+from featurestore.delta.scan import check_files
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, PublicationWarning
 from featurestore.plugins.engine import TableWrite

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from featurestore import errors
-from featurestore.delta.maintenance import vacuumed_file_error
+from featurestore.delta.scan import vacuumed_file_error
 from featurestore.errors import (
     EngineError,
     FeatureStoreError,

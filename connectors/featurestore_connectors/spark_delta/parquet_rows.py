@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from featurestore.arrow.casts import cast_batch
-from featurestore.delta.maintenance import translate_read_errors
+from featurestore.delta.scan import translate_read_errors
 from featurestore.storage import files
 
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20

@@ -21,7 +21,7 @@ from featurestore.arrow.fitting import widened_schema
 from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.delta.commits import stream_overtaken_error
 from featurestore.delta.datafile import DataFile, has_bounds, ordinal
-from featurestore.delta.maintenance import check_contents
+from featurestore.delta.scan import check_contents
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidSql
 from featurestore.plugins.engine import TableWrite

@@ -89,7 +89,7 @@ def seal_without_checksums(
 @contextmanager
 def embedded_without_checksums() -> Iterator[None]:
     with (
-        mock.patch.object(commits, "_add_checksums", lambda new, _: list(new)),
+        mock.patch.object(commits, "_compute_checksums", lambda new, _: [None] * len(new)),
         mock.patch.object(commits, "seal_commit", seal_without_checksums),
     ):
         yield
@@ -110,7 +110,7 @@ def embedded_with_timed_checksums() -> Iterator[None]:
         return call
 
     with (
-        mock.patch.object(commits, "_add_checksums", timed(commits._add_checksums)),
+        mock.patch.object(commits, "_compute_checksums", timed(commits._compute_checksums)),
         mock.patch.object(commits, "seal_commit", timed(seal_commit)),
     ):
         yield

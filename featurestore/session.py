@@ -80,17 +80,17 @@ class Session:
             recorder.connect(self.registry)
         return recorder
 
-    def record_read(self, kind: str, name: str, version: int = 1) -> None:
+    def record_read(self, object_kind: str, name: str, version: int = 1) -> None:
         """Store that a job or run reads an object, before its first row is delivered."""
         recorder = self.recorder
         if recorder is not None:
-            recorder.record(Object(kind, name, version))
+            recorder.record(Object(object_kind, name, version))
 
-    def record_reads(self, kind: str, versions: Iterable[tuple[str, int]]) -> None:
+    def record_reads(self, object_kind: str, versions: Iterable[tuple[str, int]]) -> None:
         """Store that a job or run reads several objects, such as those of a list."""
         recorder = self.recorder
         if recorder is not None:
-            recorder.record(*(Object(kind, name, version) for name, version in versions))
+            recorder.record(*(Object(object_kind, name, version) for name, version in versions))
 
     def record_everything(self) -> None:
         """Store that a job or run reads figures or messages about all groups and jobs."""

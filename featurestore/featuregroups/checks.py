@@ -7,7 +7,8 @@ batches must fit in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -46,7 +47,6 @@ _EXAMPLE_COUNT = 5
 # Above this size, reading the files again would cost more than the write.
 _MAX_COMPARED_BYTES = 256 * 1024 * 1024
 _PEEK_ROWS = 1000
-_NO_ROWS = "no rows"
 
 
 def check_time_types(rows: Relation, times: Sequence[str], *, engine: Engine) -> None:
@@ -258,7 +258,7 @@ def check_unique_keys(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
         )
 
 
-def _format_key_example(values: dict[str, Any]) -> str:
+def _format_key_example(values: Mapping[str, object]) -> str:
     """Format a duplicate key and its number of occurrences."""
     key = dict(values)
     count = key.pop("n", None)
@@ -304,43 +304,35 @@ def _is_later_than_table(engine: Engine, rows: Relation, group: OpenGroup) -> bo
         return False
     # Rows that are later than all stored rows cannot have the key and time of a stored row.
     first = engine.aggregate(engine.select(rows, {column: column}), MinimumTime(column))
-    if first == _NO_ROWS:
-        return True
     return first is not None and first > last
 
 
 @dataclass(frozen=True)
-class MinimumTime(Accumulator[Any, Any]):
+class MinimumTime(Accumulator["float | None", "float | None"]):
     """Accumulator of the minimum of a time column, as an ordinal of ``featurestore.delta.datafile``.
 
-    The result equals None for columns with nulls, and ``_NO_ROWS`` without rows.
+    The result is None for columns with nulls, and infinite without rows.
     """
 
     column: str
 
-    def start(self) -> Any:
-        return _NO_ROWS
+    def start(self) -> float | None:
+        return math.inf
 
-    def update(self, state: Any, batch: pa.RecordBatch) -> Any:
+    def update(self, state: float | None, batch: pa.RecordBatch) -> float | None:
         if batch.num_rows == 0:
             return state
         # A null has no order, so a batch with nulls is not known to be later.
         values = batch.column(batch.schema.get_field_index(self.column))
         if values.null_count:
-            return self.merge(state, None)
+            return None
         integer_type = pa.int32() if pat.is_date(values.type) else pa.int64()
         return self.merge(state, pc.min(values.cast(integer_type)).as_py())
 
-    def merge(self, first: Any, second: Any) -> Any:
-        if first == _NO_ROWS:
-            return second
-        if second == _NO_ROWS:
-            return first
-        if first is None or second is None:
-            return None
-        return min(first, second)
+    def merge(self, first: float | None, second: float | None) -> float | None:
+        return None if first is None or second is None else min(first, second)
 
-    def finish(self, state: Any) -> Any:
+    def finish(self, state: float | None) -> float | None:
         return state
 
 

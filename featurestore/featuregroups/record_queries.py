@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PARTITION, OFFSET = "record_partition", "record_offset"
 _MAX_TIME = 2**63 - 1
+# The minimum and maximum of a time column, as integers of its storage type.
+TimeBounds: TypeAlias = tuple[int, int]
 
 
 def run_query(engine: Engine, query: str, tables: Mapping[str, Relation]) -> Relation:
@@ -75,8 +77,7 @@ def read_stored_keys(
         last = _MAX_TIME if with_later else high
         if bounds is not None and not bounds.may_contain(low, last).any():
             return None
-        high = None if with_later else high
-        predicate = _time_range_condition(engine, time, dtype, low, high)
+        predicate = _time_range_condition(engine, time, dtype, low, None if with_later else high)
     stored_rows = engine.read_table(group.path, version=state.version, columns=spec.upsert_key)
     stored_rows = engine.select(stored_rows, {name: name for name in spec.upsert_key})
     return stored_rows if predicate is None else engine.filter(stored_rows, predicate)
@@ -106,7 +107,7 @@ def _time_literal(number: int, dtype: pa.DataType) -> exp.Expression:
 
 
 @dataclass(frozen=True)
-class _TimeRangeAccumulator(Accumulator[Any, Any]):
+class _TimeRangeAccumulator(Accumulator["TimeBounds | None", "TimeBounds | None"]):
     """Accumulator of minimum and maximum of a time column, as integers of the storage type.
 
     For a column without values, the result becomes None.
@@ -114,10 +115,10 @@ class _TimeRangeAccumulator(Accumulator[Any, Any]):
 
     dtype: pa.DataType
 
-    def start(self) -> Any:
+    def start(self) -> TimeBounds | None:
         return None
 
-    def update(self, state: Any, batch: pa.RecordBatch) -> Any:
+    def update(self, state: TimeBounds | None, batch: pa.RecordBatch) -> TimeBounds | None:
         values = batch.column(0)
         if values.type != self.dtype:
             values = values.cast(self.dtype)
@@ -127,10 +128,10 @@ class _TimeRangeAccumulator(Accumulator[Any, Any]):
             return state
         return self.merge(state, (extremes["min"].as_py(), extremes["max"].as_py()))
 
-    def merge(self, first: Any, second: Any) -> Any:
+    def merge(self, first: TimeBounds | None, second: TimeBounds | None) -> TimeBounds | None:
         if first is None or second is None:
             return first or second
         return min(first[0], second[0]), max(first[1], second[1])
 
-    def finish(self, state: Any) -> Any:
+    def finish(self, state: TimeBounds | None) -> TimeBounds | None:
         return state

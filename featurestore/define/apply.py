@@ -130,11 +130,11 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
             targets |= {job.spec.target for job in jobs.list_all(connection)}
             marks = projects.marks(connection, project)
         defined = {(definition.object_type, definition.name) for definition in loaded.definitions}
-        dropped = [mark for mark in marks if (mark.kind, mark.name) not in defined]
+        dropped = [mark for mark in marks if (mark.object_type, mark.name) not in defined]
         registration = Registration(
             {content.job.spec.name: content.job.spec for content in contents},
             origins={content.file.origin for content in contents},
-            removed={mark.name for mark in dropped if mark.kind == JOB},
+            removed={mark.name for mark in dropped if mark.object_type == JOB},
         )
         for definition in sort_by_dependency(loaded.definitions):
             position = loaded.position(definition)

@@ -48,7 +48,7 @@ def plan_removals(session: Session, marks: Collection[OwnerMark]) -> list[Projec
     # Objects are removed before those that they refer to.
     for object_type in (JOB, VIEW, GROUP, CHANNEL, SOURCE):
         for mark in sorted(removed, key=lambda mark: (mark.name, -mark.version)):
-            if mark.kind == object_type and exists(session, mark):
+            if mark.object_type == object_type and exists(session, mark):
                 steps.append(plan_removal(session, mark, removed))
     return steps
 
@@ -56,13 +56,13 @@ def plan_removals(session: Session, marks: Collection[OwnerMark]) -> list[Projec
 def exists(session: Session, mark: OwnerMark) -> bool:
     """Return whether an object exists in the store."""
     with session.registry.reading() as connection:
-        if mark.kind == GROUP:
+        if mark.object_type == GROUP:
             return featuregroups.find(connection, mark.name, mark.version) is not None
-        if mark.kind == VIEW:
+        if mark.object_type == VIEW:
             return mark.version in feature_views.versions(connection, mark.name)
-        if mark.kind == JOB:
+        if mark.object_type == JOB:
             return jobs.find(connection, mark.name) is not None
-        if mark.kind == SOURCE:
+        if mark.object_type == SOURCE:
             return mark.name in sources.names(connection)
         return mark.name in [channel.name for channel in alerts.channels(connection)]
 
@@ -70,19 +70,19 @@ def exists(session: Session, mark: OwnerMark) -> bool:
 def plan_removal(session: Session, mark: OwnerMark, removed: Collection[OwnerMark]) -> ProjectStep:
     """Return the step that removes one object."""
     with session.registry.reading() as connection:
-        breaks = tuple(_BREAKS[mark.kind](connection, mark, removed))
+        breaks = tuple(_BREAKS[mark.object_type](connection, mark, removed))
     blockers: tuple[str, ...] = ()
-    if mark.kind == GROUP:
+    if mark.object_type == GROUP:
         blockers = tuple(find_blockers(session, mark, removed))
     change = PlannedChange(
         "remove",
-        mark.kind,
+        mark.object_type,
         mark.name,
-        version=mark.version if mark.kind in VERSIONED else None,
+        version=mark.version if mark.object_type in VERSIONED else None,
         breaks=breaks,
         blockers=blockers,
     )
-    return ProjectStep(change, lambda store: _REMOVALS[mark.kind](store, mark))
+    return ProjectStep(change, lambda store: _REMOVALS[mark.object_type](store, mark))
 
 
 # -- consequences ---------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def find_blockers(
 
 
 def _remaining_jobs(connection: Connection, removed: Collection[OwnerMark]) -> Iterator[JobSpec]:
-    names = {mark.name for mark in removed if mark.kind == JOB}
+    names = {mark.name for mark in removed if mark.object_type == JOB}
     for job in jobs.list_all(connection):
         if job.spec.name not in names:
             yield job.spec
@@ -143,7 +143,7 @@ def breaks_of_job(
 ) -> Iterator[str]:
     """Yield the group that a job computes, and the readers of this group."""
     job = jobs.get(connection, mark.name).spec
-    groups = {mark.name for mark in removed if mark.kind == GROUP}
+    groups = {mark.name for mark in removed if mark.object_type == GROUP}
     if not isinstance(job.work, WindowedWork) or job.target in groups:
         return
     if featuregroups.find(connection, job.target) is None:  # the job has not run yet

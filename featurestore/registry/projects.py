@@ -24,7 +24,7 @@ from featurestore.registry.tables import project_definitions
 class OwnerMark:
     """A version of an object that a project created; objects without versions have version 1."""
 
-    kind: str
+    object_type: str
     name: str
     version: int
 
@@ -40,12 +40,13 @@ def owner(connection: Connection, object_kind: str, name: str) -> str | None:
 def add(connection: Connection, project: str, mark: OwnerMark) -> None:
     """Record that a project creates an object; replace an earlier record."""
     values = {"project": project, "created": to_micros(utc_now())}
-    put_row(connection, project_definitions, vars(mark), values)
+    key = {"kind": mark.object_type, "name": mark.name, "version": mark.version}
+    put_row(connection, project_definitions, key, values)
 
 
 def remove(connection: Connection, mark: OwnerMark) -> None:
     """Remove the mark of an object, if it exists."""
-    is_marked = is_version(project_definitions, mark.kind, mark.name, mark.version)
+    is_marked = is_version(project_definitions, mark.object_type, mark.name, mark.version)
     connection.execute(project_definitions.delete().where(is_marked))
 
 

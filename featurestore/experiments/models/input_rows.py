@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from featurestore.experiments.models.conversion import (
     fill_column,
     model_title,
 )
-from featurestore.experiments.models.predictors import NamedMatrix
+from featurestore.experiments.models.predictors import ModelRows, NamedMatrix
 from featurestore.model.json_object import JsonDict
 from featurestore.model.names import cell_names, mask_name
 from featurestore.model.registered_model import DATAFRAMES, ColumnDtype, ModelInput, ModelSpec
@@ -31,7 +30,9 @@ from featurestore.transform.fitted import Transformations
 DOUBLE = "float64"
 
 
-def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
+def to_model_input(
+    spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch
+) -> ModelRows:
     """Convert a batch to the model input: ``{column: array}``, a NamedMatrix, or a DataFrame.
 
     Arrays equal those of the training dataset's reader or matrix for the same values. A DataFrame
@@ -168,7 +169,9 @@ def _cell_names(name: str, values: NumpyArray) -> list[str]:
     return cell_names(name, int(np.prod(values.shape[1:], dtype=np.int64)))
 
 
-def _to_dataframe(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
+def _to_dataframe(
+    spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch
+) -> ModelRows:
     """Return a batch as a DataFrame with the dtypes of the training."""
     library = dataframes.LIBRARIES[spec.arrays]
     columns: dict[str, object] = {}

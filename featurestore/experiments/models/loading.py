@@ -28,7 +28,7 @@ from featurestore.experiments.models import (
     torch_files,
 )
 from featurestore.experiments.models.archives import read_archive
-from featurestore.experiments.models.predictors import Predict, make_predictor
+from featurestore.experiments.models.predictors import LoadedModel, Predict, make_predictor
 from featurestore.model.distributions import install_command
 from featurestore.model.registered_model import (
     BOOSTERS,
@@ -115,7 +115,7 @@ def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> N
     _check_content(content, flavor, trust=False, title=repr(path), description=description)
 
 
-def load_object(path: str, flavor: str, *, trust: bool = False) -> Any:
+def load_object(path: str, flavor: str, *, trust: bool = False) -> LoadedModel:
     """Load the model of a file or folder whose hash is not registered.
 
     Raises:
@@ -132,7 +132,7 @@ def load_object(path: str, flavor: str, *, trust: bool = False) -> Any:
     return _load_folder(path, flavor)
 
 
-def load_registered(directory: str, spec: ModelSpec, *, trust: bool) -> Any:
+def load_registered(directory: str, spec: ModelSpec, *, trust: bool) -> LoadedModel:
     """Load a registered model from the bytes that have the registered hashes.
 
     Args:
@@ -205,7 +205,9 @@ def _check_content(
     return checked, not code
 
 
-def _load_content(content: bytes, flavor: str, *, trust: bool, title: str, description: str) -> Any:
+def _load_content(
+    content: bytes, flavor: str, *, trust: bool, title: str, description: str
+) -> LoadedModel:
     """Check the bytes of a file and load them."""
     checked, is_data = _check_content(
         content, flavor, trust=trust, title=title, description=description
@@ -230,7 +232,7 @@ def _load_content(content: bytes, flavor: str, *, trust: bool, title: str, descr
         raise ModelDamaged(f"{title} cannot be loaded: {reason}") from error
 
 
-def _load_network(content: bytes, flavor: str, *, is_data: bool) -> Any:
+def _load_network(content: bytes, flavor: str, *, is_data: bool) -> LoadedModel:
     """Load a network of Keras, which reads only files, from a private file."""
     directory = files.temporary_directory()
     try:
@@ -242,7 +244,7 @@ def _load_network(content: bytes, flavor: str, *, is_data: bool) -> Any:
         files.remove_temporary(directory)
 
 
-def _load_folder(path: str, flavor: str) -> Any:
+def _load_folder(path: str, flavor: str) -> LoadedModel:
     if flavor == "spark":
         return spark_pipelines.load_pipeline(path)
     return _import_library("tensorflow").saved_model.load(path)

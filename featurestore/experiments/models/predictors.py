@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,11 @@ from featurestore.readers.columns import NumpyArray
 # Number of rows per prediction call, independent of the engine's batch size.
 PREDICT_ROWS = 8192
 _MIN_ROWS = 32
+# A loaded model of a library, and the rows that it takes: arrays by name, a matrix or a DataFrame.
+LoadedModel: TypeAlias = Any
+ModelRows: TypeAlias = Any
 # Maps a model input to predictions by output name ("" for a single output).
-Predict = Callable[[Any], Mapping[str, NumpyArray]]
+Predict = Callable[[ModelRows], Mapping[str, NumpyArray]]
 # The names that Keras gives to inputs without a name.
 _UNNAMED_INPUT = re.compile(r"(keras_tensor|input_layer)(_\d+)?|input_\d+")
 # Attributes of scikit-learn: fitted models of searches and of models with a transformed target, and the
@@ -49,7 +52,7 @@ class NamedMatrix(NamedTuple):
     names: tuple[str, ...]
 
 
-def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
+def stated_columns(model: LoadedModel, flavor: str) -> tuple[str, ...] | None:
     """Return the names of the columns that a loaded model takes, in its order.
 
     Args:
@@ -80,7 +83,7 @@ def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
     return None if signature is None else _to_names(signature.structured_input_signature[1])
 
 
-def select_stated(model_input: Any, stated: Sequence[str] | None, *, flavor: str) -> Any:
+def select_stated(model_input: ModelRows, stated: Sequence[str] | None, *, flavor: str) -> Any:
     """Return the columns of a matrix or DataFrame that a model states, in its order.
 
     Pickled models with a statement get a matrix as a DataFrame where pandas is installed, so that
@@ -151,7 +154,7 @@ def column_positions(stated: Sequence[str], names: Sequence[str]) -> list[int] |
     return list(range(len(names))) if has_own_names else None
 
 
-def _fitted_names(model: Any) -> tuple[str, ...] | None:
+def _fitted_names(model: LoadedModel) -> tuple[str, ...] | None:
     """Return the names that a fitted model of scikit-learn, XGBoost or LightGBM has."""
     library = type(model).__module__.partition(".")[0]
     if library == "sklearn":
@@ -179,7 +182,7 @@ def _fitted_names(model: Any) -> tuple[str, ...] | None:
     return _to_names(getattr(model, attribute, None))
 
 
-def _selected_names(transformer: Any) -> tuple[str, ...] | None:
+def _selected_names(transformer: LoadedModel) -> tuple[str, ...] | None:
     """Return the columns that a ``ColumnTransformer`` uses; it may lack those that it drops."""
     names = _to_names(getattr(transformer, "feature_names_in_", None))
     if names is None:
@@ -190,19 +193,19 @@ def _selected_names(transformer: Any) -> tuple[str, ...] | None:
     return tuple(name for index, name in enumerate(names) if index in used) or None
 
 
-def has_unnamed_inputs(network: Any) -> bool:
+def has_unnamed_inputs(network: LoadedModel) -> bool:
     """Return True for a network of Keras with a list of inputs, or one input, without names."""
     return bool(_keras_inputs(network)) and _keras_names(network) is None
 
 
-def _keras_names(network: Any) -> tuple[str, ...] | None:
+def _keras_names(network: LoadedModel) -> tuple[str, ...] | None:
     """Return the names of the inputs of a network, None if they have no names."""
     names = _to_names(_keras_inputs(network))
     is_unnamed = names is not None and all(map(_UNNAMED_INPUT.fullmatch, names))
     return None if is_unnamed else names
 
 
-def network_inputs(network: Any) -> Any:
+def network_inputs(network: LoadedModel) -> Any:
     """Return the inputs of a network as one tensor, a list or a dict; None if they are not fixed."""
     try:
         return network.input
@@ -211,7 +214,7 @@ def network_inputs(network: Any) -> Any:
         return inputs[0] if len(inputs) == 1 else inputs
 
 
-def _keras_inputs(network: Any) -> list[Any]:
+def _keras_inputs(network: LoadedModel) -> list[Any]:
     """Return the names of the inputs of a network, empty for a network without fixed inputs."""
     inputs = network_inputs(network)
     if isinstance(inputs, Mapping):
@@ -228,7 +231,7 @@ def _to_names(names: Any) -> tuple[str, ...] | None:
     return None if not texts or None in texts else texts  # type: ignore[return-value]
 
 
-def default_arrays(model: Any, flavor: str) -> Arrays:
+def default_arrays(model: LoadedModel, flavor: str) -> Arrays:
     """Return the form in which a loaded model takes its inputs.
 
     Models of scikit-learn and boosters take a matrix. Networks and exported functions take a matrix
@@ -253,14 +256,14 @@ def _takes_matrix(network_input: Any) -> bool:
     return is_number and len(shape) == 2 and shape[1] not in (None, 1)
 
 
-def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
+def make_predictor(model: LoadedModel, flavor: str, *, method: str) -> Predict:
     """Return the prediction function of a model, which gets the columns that it states."""
     predict = _make_array_predictor(model, flavor, method=method)
     stated = stated_columns(model, flavor) if flavor in FITTED_FLAVORS else None
     return lambda model_input: predict(select_stated(model_input, stated, flavor=flavor))
 
 
-def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
+def _make_array_predictor(model: LoadedModel, flavor: str, *, method: str) -> Predict:
     """Return the prediction function of a model, which takes arrays or a DataFrame."""
     if flavor in KERAS_FLAVORS:
         predict_batch = _make_network_predictor(model)
@@ -282,12 +285,12 @@ def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     return lambda model_input: _named_outputs(predict_method(model_input))
 
 
-def _make_network_predictor(network: Any) -> Callable[[Any], Any]:
+def _make_network_predictor(network: LoadedModel) -> Callable[[ModelRows], Any]:
     """Return the function that predicts a batch; inputs without names get columns by position."""
     if not has_unnamed_inputs(network):
         return network.predict_on_batch
 
-    def predict_batch(model_input: Any) -> Any:
+    def predict_batch(model_input: ModelRows) -> ModelRows:
         if isinstance(model_input, Mapping):
             columns = list(model_input.values())
             model_input = columns if len(columns) > 1 else columns[0]
@@ -297,7 +300,7 @@ def _make_network_predictor(network: Any) -> Callable[[Any], Any]:
 
 
 def _predict_in_batches(
-    predict_batch: Callable[[Any], Any], model_input: Any
+    predict_batch: Callable[[ModelRows], Any], model_input: ModelRows
 ) -> Mapping[str, NumpyArray]:
     """Return the predictions for all rows, computed in batches of a few distinct sizes.
 
@@ -322,13 +325,13 @@ def _predict_in_batches(
     return {name: np.concatenate(chunks) for name, chunks in outputs.items()}
 
 
-def _signature_predictor(model: Any) -> Predict:
+def _signature_predictor(model: LoadedModel) -> Predict:
     """Return the prediction function of a SavedModel, which calls its default signature."""
     library, signature = importlib.import_module("tensorflow"), model.signatures[SIGNATURE]
 
     _, input_specs = signature.structured_input_signature
 
-    def predict(model_input: Any) -> Mapping[str, NumpyArray]:
+    def predict(model_input: ModelRows) -> Mapping[str, NumpyArray]:
         tensors = {}
         for name, values in model_input.items():
             tensors[name] = library.constant(values)

@@ -23,7 +23,7 @@ from featurestore.errors import InvalidArgument, PredictionsDiffer, RunDamaged
 from featurestore.experiments.models import loading
 from featurestore.experiments.models.conversion import SAVED, to_columns
 from featurestore.experiments.models.dataframes import LIBRARIES, library_of
-from featurestore.experiments.models.predictors import make_predictor
+from featurestore.experiments.models.predictors import LoadedModel, ModelRows, make_predictor
 from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject, MalformedJson
 from featurestore.model.registered_model import Arrays, ColumnDtype, Method
 from featurestore.model.window_features import value_from_json, value_to_json
@@ -136,8 +136,8 @@ def first_difference(
 
 
 def record_inputs(
-    model: Any,
-    inputs: Any,
+    model: LoadedModel,
+    inputs: ModelRows,
     *,
     path: str,
     artifact: str,
@@ -206,7 +206,9 @@ def find_recorded(states: Sequence[JsonMapping], artifact: str) -> RecordedInput
     return None
 
 
-def first_rows(dataset: TrainingDataset, columns: Sequence[str], rows: Sequence[int]) -> Any:
+def first_rows(
+    dataset: TrainingDataset, columns: Sequence[str], rows: Sequence[int]
+) -> pa.RecordBatch:
     """Return rows of the first batch of the first split by number; fewer if it ends before.
 
     Raises:
@@ -220,7 +222,7 @@ def first_rows(dataset: TrainingDataset, columns: Sequence[str], rows: Sequence[
     )
 
 
-def _describe(inputs: Any) -> tuple[Arrays, tuple[str, ...] | None, dict[str, ColumnDtype]]:
+def _describe(inputs: ModelRows) -> tuple[Arrays, tuple[str, ...] | None, dict[str, ColumnDtype]]:
     """Return the form of inputs, and the names and dtypes of their columns."""
     library = library_of(inputs)
     if library is not None:
@@ -237,7 +239,7 @@ def _describe(inputs: Any) -> tuple[Arrays, tuple[str, ...] | None, dict[str, Co
     )
 
 
-def _take_rows(inputs: Any, rows: list[int]) -> Any:
+def _take_rows(inputs: ModelRows, rows: list[int]) -> ModelRows:
     library = library_of(inputs)
     if library is not None:
         return LIBRARIES[library].take(inputs, rows)

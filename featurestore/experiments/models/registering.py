@@ -6,14 +6,14 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from featurestore.errors import InvalidArgument, ModelDamaged, ModelNotFound, did_you_mean, listing
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
 from featurestore.experiments.models.conversion import FRAME, ModelNulls, recorded_form
-from featurestore.experiments.models.predictors import default_arrays, stated_columns
+from featurestore.experiments.models.predictors import LoadedModel, default_arrays, stated_columns
 from featurestore.experiments.models.recorded_inputs import RecordedInputs, find_recorded
 from featurestore.experiments.models.training_inputs import resolve_inputs
 from featurestore.experiments.models.trial import Trial
@@ -169,7 +169,11 @@ def _start_spec(
 
 
 def _resolve_arrays(
-    run: Run, request: ModelRequest, recorded: RecordedInputs | None, model: Any, flavor: Flavor
+    run: Run,
+    request: ModelRequest,
+    recorded: RecordedInputs | None,
+    model: LoadedModel,
+    flavor: Flavor,
 ) -> Arrays:
     """Return the form of the inputs: the requested, recorded, or usual one of the model."""
     if request.arrays is not None:
@@ -243,7 +247,7 @@ def _only_model(run: Run) -> str:
 
 
 def _stated_columns(
-    path: str, model: Any, flavor: Flavor, dataset: TrainingDataset, arrays: Arrays
+    path: str, model: LoadedModel, flavor: Flavor, dataset: TrainingDataset, arrays: Arrays
 ) -> tuple[str, ...] | None:
     """Return the columns that a model states; ``model`` is None for the files of Spark."""
     if flavor == "spark":

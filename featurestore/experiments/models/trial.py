@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -22,7 +22,7 @@ from featurestore.errors import (
 from featurestore.experiments.models import spark_pipelines
 from featurestore.experiments.models.conversion import check_output_types, recorded_form, to_columns
 from featurestore.experiments.models.input_rows import to_model_input, with_dtypes
-from featurestore.experiments.models.predictors import make_predictor
+from featurestore.experiments.models.predictors import LoadedModel, ModelRows, make_predictor
 from featurestore.experiments.models.recorded_inputs import (
     first_difference,
     first_rows,
@@ -49,7 +49,7 @@ class Trial:
 
     session: Session
     path: str
-    model: Any
+    model: LoadedModel
     dataset: TrainingDataset
     states: tuple[JsonMapping, ...]
     recorded: RecordedInputs | None
@@ -143,7 +143,9 @@ class Trial:
         return to_columns(outputs, rows.num_rows)
 
 
-def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
+def _to_model_input(
+    spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch
+) -> ModelRows:
     """Convert rows to the model input.
 
     Raises:
@@ -167,7 +169,9 @@ def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.Re
     return to_model_input(spec, fitted, rows)
 
 
-def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, NumpyArray]:
+def _predict(
+    spec: ModelSpec, model: LoadedModel, model_input: ModelRows
+) -> Mapping[str, NumpyArray]:
     """Predict with the model; raise InvalidArgument if it does not accept the input."""
     predict = make_predictor(model, spec.flavor, method=spec.method)
     try:

@@ -34,6 +34,7 @@ from featurestore.ingest import BATCH_ROWS, open_stream
 
 Targets = Mapping[str, Target]
 Renames = Mapping[Any, str] | Sequence[str]
+RenameColumns = Callable[[list[Any]], list[str]]
 
 
 def cast(df: Any, columns: Mapping[str, Any], *, inexact: str = "error") -> Any:
@@ -95,7 +96,29 @@ def rename(df: Any, columns: Renames) -> Any:
     >>> featurestore.rename({"wind speed": [1.5]}, {"wind speed": "wind_speed"})
     {'wind_speed': [1.5]}
     """
-    return _rename(df, columns)
+    return rename_all(df, lambda names: _new_names(names, columns))
+
+
+def rename_all(df: Any, rename_columns: RenameColumns) -> Any:
+    """Rename the columns of a dataframe by a function of all names, in order.
+
+    Arguments and result are otherwise the same as in ``rename``.
+    """
+    convert = _RENAMES.get(_form_of(df))
+    if convert is not None:
+        return convert(df, rename_columns)
+    columns = _columns_in_memory(df)
+    if columns is not None:
+        return Columns(zip(rename_columns(list(columns)), columns.values(), strict=True))
+    if is_iterator(df):
+        return (rename_all(frame, rename_columns) for frame in df)
+    reader = open_stream(df)
+    new_names = rename_columns(reader.schema.names)
+    schema = pa.schema(
+        [field.with_name(name) for field, name in zip(reader.schema, new_names, strict=True)]
+    )
+    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _cast(df: Any, targets: Targets) -> Any:
@@ -257,58 +280,40 @@ _CASTS: dict[str, Callable[[Any, Targets], Any]] = {
 # -- names --------------------------------------------------------------------------------------
 
 
-def _rename(df: Any, renames: Renames) -> Any:
-    convert = _RENAMES.get(_form_of(df))
-    if convert is not None:
-        return convert(df, renames)
-    columns = _columns_in_memory(df)
-    if columns is not None:
-        return Columns(zip(_new_names(list(columns), renames), columns.values(), strict=True))
-    if is_iterator(df):
-        return (_rename(frame, renames) for frame in df)
-    reader = open_stream(df)
-    new_names = _new_names(reader.schema.names, renames)
-    schema = pa.schema(
-        [field.with_name(name) for field, name in zip(reader.schema, new_names, strict=True)]
-    )
-    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
-    return pa.RecordBatchReader.from_batches(schema, batches)
+def _rename_pandas(df: Any, rename_columns: RenameColumns) -> Any:
+    """Rename columns and the levels of a named index, which are columns when rows are stored."""
+    levels = [level for level in df.index.names if level is not None]
+    new_names = rename_columns([*levels, *df.columns])
+    if levels:
+        new_levels = iter(new_names)
+        names = [None if level is None else next(new_levels) for level in df.index.names]
+        df = df.rename_axis(index=names)
+    return df.set_axis(new_names[len(levels) :], axis=1)
 
 
-def _rename_pandas(df: Any, renames: Renames) -> Any:
-    levels = list(df.index.names)
-    if isinstance(renames, Mapping):
-        df = _with_index_columns(df, renames)
-    elif set(levels) != {None} and len(renames) > len(df.columns):
-        # Levels may have the names of columns.
-        new_levels, renames = renames[: len(levels)], renames[len(levels) :]
-        df = df.rename_axis(index=list(new_levels))
-    return df.set_axis(_new_names(list(df.columns), renames), axis=1)
-
-
-def _rename_duckdb(df: Any, renames: Renames) -> Any:
-    pairs = zip(df.columns, _new_names(df.columns, renames), strict=True)
+def _rename_duckdb(df: Any, rename_columns: RenameColumns) -> Any:
+    pairs = zip(df.columns, rename_columns(df.columns), strict=True)
     return df.project(", ".join(f"{quoted(name)} AS {quoted(new)}" for name, new in pairs))
 
 
-def _rename_table(table: pa.Table | pa.RecordBatch, renames: Renames) -> pa.Table:
+def _rename_table(table: pa.Table | pa.RecordBatch, rename_columns: RenameColumns) -> pa.Table:
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
-    return table.rename_columns(_new_names(table.column_names, renames))
+    return table.rename_columns(rename_columns(table.column_names))
 
 
-_RENAMES: dict[str, Callable[[Any, Renames], Any]] = {
+_RENAMES: dict[str, Callable[[Any, RenameColumns], Any]] = {
     "pandas": _rename_pandas,
-    "polars": lambda df, renames: df.rename(
-        dict(zip(df.columns, _new_names(df.columns, renames), strict=True))
+    "polars": lambda df, rename_columns: df.rename(
+        dict(zip(df.columns, rename_columns(df.columns), strict=True))
     ),
     "pyarrow": _rename_table,
-    "pyspark": lambda df, renames: df.toDF(*_new_names(df.columns, renames)),
+    "pyspark": lambda df, rename_columns: df.toDF(*rename_columns(df.columns)),
     "duckdb": _rename_duckdb,
 }
 
 
-def _new_names(names: Sequence[Any], renames: Renames) -> list[Any]:
+def _new_names(names: Sequence[Any], renames: Renames) -> list[str]:
     """Return the new names of all columns.
 
     Raises:

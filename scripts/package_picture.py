@@ -39,6 +39,7 @@ CAPTIONS = {
     "delta": "the Delta log: snapshots, history, protocol, commit metadata",
     "storage": "the only package that opens files",
     "plugins": "interfaces",
+    "conversion": "casts and renames",
     "ingest": "dataframes to Arrow",
     "config": "settings",
     "hashing": "row hash",

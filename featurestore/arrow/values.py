@@ -47,13 +47,13 @@ Convert = Callable[[Any], Any]
 class ConversionError(ValueError):
     """Error for a value that has no equal in a type.
 
-    ``value`` is the value, ``kind`` the Arrow type, and ``reason`` the rest of the sentence
+    ``value`` is the value, ``dtype`` the Arrow type, and ``reason`` the rest of the sentence
     that begins with the value.
     """
 
     def __init__(self, value: Any, dtype: pa.DataType, reason: str = "") -> None:
         self.value = value
-        self.kind = dtype
+        self.dtype = dtype
         self.reason = reason or f"of type {type(value).__name__} does not fit {describe(dtype)}"
         super().__init__(f"{short_repr(value)} {self.reason}")
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.column_names import check_feature_names, quoted
-from featurestore.arrow.frames import library_name
+from featurestore.arrow.column_names import check_feature_names
+from featurestore.conversion import rename_all
 from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.featuregroups.frames import read
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.write import create
 from featurestore.featuregroups.write_request import WriteRequest
-from featurestore.ingest import open_stream
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.group_options import GroupOptions
 from featurestore.model.names import check_rename, resolve_renames
@@ -34,7 +33,7 @@ def rename_frame_columns(df: object, rename: Mapping[str, str] | str | None) -> 
         InvalidArgument: A name is not a column, or the dataframe is a ``FeatureFrame``.
 
     >>> rename_frame_columns([{"Country Name": "Peru", "id": 1}], "snake_case")
-    [{'country_name': 'Peru', 'id': 1}]
+    {'country_name': ['Peru'], 'id': [1]}
     """
     rename_option = check_rename(rename)
     if rename_option is None:
@@ -44,53 +43,14 @@ def rename_frame_columns(df: object, rename: Mapping[str, str] | str | None) -> 
             "rename= does not support a FeatureFrame, only dataframes of other libraries.",
             hint="read_source(name, rename={'Country Name': 'country_name'}) for a source",
         )
-    library = library_name(df)
-    frame: Any = df
-    if library == "pandas" and hasattr(df, "columns"):
-        return _rename_pandas_columns(df, rename_option)
-    if library == "polars" and hasattr(df, "columns"):
-        return frame.rename(_resolve_renames(rename_option, frame.columns))
-    if library == "pyspark":
-        return frame.withColumnsRenamed(_resolve_renames(rename_option, frame.columns))
-    if library.endswith("duckdb") and hasattr(df, "project"):
-        renames = _resolve_renames(rename_option, frame.columns)
-        columns = [f"{quoted(name)} AS {quoted(renames.get(name, name))}" for name in frame.columns]
-        return frame.project(", ".join(columns))
-    if isinstance(df, Mapping):
-        renames = _resolve_renames(rename_option, list(map(str, df)))
-        return {renames.get(name, name): column for name, column in df.items()}
-    if isinstance(df, list | tuple) and all(isinstance(row, Mapping) for row in df):
-        renames = _resolve_renames(
-            rename_option, list(dict.fromkeys(str(name) for row in df for name in row))
-        )
-        return [{renames.get(name, name): value for name, value in row.items()} for row in df]
-    return _rename_stream_columns(open_stream(df), rename_option)
 
+    def new_names(names: list[Any]) -> list[str]:
+        texts = list(map(str, names))
+        renames = resolve_renames(rename_option, texts, owner="the dataframe")
+        return [renames.get(text, name) for text, name in zip(texts, names, strict=True)]
 
-def _rename_pandas_columns(df: Any, rename_option: str) -> object:
-    """Rename the columns and the named index levels of a pandas dataframe."""
-    indexes = [name for name in df.index.names if name is not None]
-    renames = _resolve_renames(rename_option, list(map(str, [*indexes, *df.columns])))
-    frame = df.rename(columns=lambda name: renames.get(str(name), name))
-    if indexes:
-        frame.index = frame.index.set_names(
-            [renames.get(str(name), name) for name in frame.index.names]
-        )
-    return frame
-
-
-def _rename_stream_columns(
-    reader: pa.RecordBatchReader, rename_option: str
-) -> pa.RecordBatchReader:
-    renames = _resolve_renames(rename_option, reader.schema.names)
-    fields = [field.with_name(renames.get(field.name, field.name)) for field in reader.schema]
-    schema = pa.schema(fields)
-    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
-    return pa.RecordBatchReader.from_batches(schema, batches)
-
-
-def _resolve_renames(rename_option: str, names: Sequence[str]) -> dict[str, str]:
-    return resolve_renames(rename_option, names, owner="the dataframe")
+    renamed: object = rename_all(df, new_names)
+    return renamed
 
 
 def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGroupSpec:

@@ -159,7 +159,7 @@ def test_error_has_value_and_type() -> None:
     with pytest.raises(ConversionError, match=r"1\.7 of type float does not fit int8") as caught:
         to_array([1, 1.7], pa.int8())
     assert caught.value.value == 1.7
-    assert caught.value.kind == pa.int8()
+    assert caught.value.dtype == pa.int8()
 
 
 def test_page_has_the_tables() -> None:

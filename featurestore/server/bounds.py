@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from featurestore.arrow.message_fields import FlatTable
+from featurestore.arrow.stream_messages import FlatTable
 from featurestore.errors import InvalidArgument, LimitExceeded
 
 # Limits in bytes: an uncompressed message, all dictionaries together, and message metadata.

@@ -24,7 +24,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.bounds import contains_times, find_out_of_range
 from featurestore.arrow.casts import cast_bytes
-from featurestore.arrow.message_fields import is_compressed
+from featurestore.arrow.stream_messages import is_compressed
 from featurestore.arrow.types import is_list_type, is_nested, numpy_type
 from featurestore.arrow.values import to_array
 from featurestore.hashing import canonical_bytes, value_kind

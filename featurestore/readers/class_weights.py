@@ -11,9 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.float32 import BEYOND_FLOAT32
 from featurestore.arrow.schemas import type_from_json
-from featurestore.arrow.values import ConversionError, from_json, from_text, to_array
+from featurestore.arrow.values import (
+    BEYOND_FLOAT32,
+    ConversionError,
+    from_json,
+    from_text,
+    to_array,
+)
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.model.window_features import value_from_json, value_to_json

@@ -11,10 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import array_item_type, describe
-from featurestore.arrow.values import ConversionError, from_json, from_text, to_value
+from featurestore.arrow.values import (
+    ConversionError,
+    from_json,
+    from_text,
+    rounds_to_infinity,
+    to_value,
+)
 from featurestore.errors import OutOfRange
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest

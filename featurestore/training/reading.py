@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import _current
-from featurestore.arrow.float32 import assign_rounded
 from featurestore.arrow.schemas import type_from_json
+from featurestore.arrow.values import assign_rounded
 from featurestore.errors import (
     DatasetDamaged,
     InvalidArgument,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.arrow.float32 import BEYOND_FLOAT32
+from featurestore.arrow.values import BEYOND_FLOAT32
 from featurestore.readers.columns import NumpyArray, Tensor
 from featurestore.transform.steps import ValueType
 

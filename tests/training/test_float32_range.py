@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.arrow.float32 import assign_rounded, largest_finite, rounds_to_infinity
+from featurestore.arrow.values import assign_rounded, largest_finite, rounds_to_infinity
 from featurestore.errors import FeatureStoreError, InvalidArgument, UnsupportedType
 from featurestore.training.dataset import TrainingDataset
 

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import decimal_text_length
+from featurestore.arrow.values import rounds_to_infinity
 from featurestore.errors import FormatTooNew, InvalidArgument, UnsupportedType, listing
 from featurestore.plugins.format import ColumnProfile, Layout
 from featurestore_connectors.tfrecord import wire

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.fitting import can_fit, can_widen
-from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.arrow.frames import array_from_values
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.schemas import type_from_json
@@ -31,6 +30,7 @@ from featurestore.arrow.values import (
     cast_column,
     from_json,
     round_to_float32,
+    rounds_to_infinity,
     to_array,
     to_value,
 )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.arrow.float32 import assign_rounded
+from featurestore.arrow.values import assign_rounded
 from featurestore.errors import InvalidArgument, NullsInColumns, listing
 from featurestore.experiments.models import dataframes
 from featurestore.experiments.models.conversion import (

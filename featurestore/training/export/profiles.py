@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.float32 import larger_magnitude, largest_finite
 from featurestore.arrow.types import array_item_type, array_shape
+from featurestore.arrow.values import larger_magnitude, largest_finite
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.format import ColumnProfile

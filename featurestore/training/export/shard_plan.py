@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.float32 import rounds_to_infinity
+from featurestore.arrow.values import rounds_to_infinity
 from featurestore.errors import InvalidArgument, InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting

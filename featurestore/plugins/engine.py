@@ -32,6 +32,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
 # (input columns, number of rows) -> the values of the expressions for each row.
+# The user metadata of a commit, a JSON object.
+CommitMetadata = Mapping[str, Any]
 RowsFunction = Callable[[Sequence[Sequence[Any]], int], list[tuple[Any, ...]]]
 
 # Properties of all new tables. Versions are removed only by the store's maintenance, so Delta must
@@ -172,7 +174,7 @@ class TableWrite:
     key: tuple[str, ...] = ()
     replace: TimeRange | None = None
     add_columns: pa.Schema | None = None
-    commit_metadata: Mapping[str, Any] = field(default_factory=dict)
+    commit_metadata: CommitMetadata = field(default_factory=dict)
     transaction: tuple[str, int] | None = None
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
     deletes: Relation | None = None
@@ -183,7 +185,7 @@ class PropertyChange:
     """New values of table properties, and the JSON object that is stored in their commit."""
 
     properties: Mapping[str, str]
-    commit_metadata: Mapping[str, Any] = field(default_factory=dict)
+    commit_metadata: CommitMetadata = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -389,7 +391,7 @@ class Engine(Protocol):
         schema: pa.Schema,
         partition_by: Sequence[str],
         properties: Mapping[str, str],
-        commit_metadata: Mapping[str, Any],
+        commit_metadata: CommitMetadata,
     ) -> None:
         """Create an empty Delta table (commit 0) with ``properties`` and ``TABLE_PROPERTIES``.
 
@@ -409,9 +411,7 @@ class Engine(Protocol):
         """
         ...
 
-    def delete(
-        self, path: str, predicate: str, *, commit_metadata: Mapping[str, Any]
-    ) -> int | None:
+    def delete(self, path: str, predicate: str, *, commit_metadata: CommitMetadata) -> int | None:
         """Delete the rows that match a predicate.
 
         Return the new Delta version, or None if no row matches.

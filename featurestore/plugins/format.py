@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from featurestore.model.manifest import Manifest
 
 Layout = Mapping[str, Any]
+NumpyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,7 @@ class PlaneReader(Protocol):
     It is thread-safe if each thread passes its own arrays.
     """
 
-    def __call__(
-        self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0
-    ) -> None:
+    def __call__(self, records: NumpyArray, arrays: Sequence[NumpyArray], start: int = 0) -> None:
         """Decode records of shape (n, record_bytes) into ``array[row, start:start + n]``.
 
         ``arrays`` contains one contiguous array for each group of planes.
@@ -177,13 +176,13 @@ class RecordAccess(Protocol):
         """The size of a record in bytes, including framing."""
         ...
 
-    def records(self, path: str) -> npt.NDArray[Any]:
+    def records(self, path: str) -> NumpyArray:
         """Return a memory map of the shard, uint8 of shape (rows, record_bytes)."""
         ...
 
     def decode(
-        self, records: npt.NDArray[Any], columns: Sequence[str]
-    ) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
+        self, records: NumpyArray, columns: Sequence[str]
+    ) -> dict[str, tuple[NumpyArray, NumpyArray | None]]:
         """Return ``{column: (values, present)}`` for records of shape (n, record_bytes).
 
         Values have the shape (n, *column shape). Booleans, integers and floats have the numpy type
@@ -194,18 +193,18 @@ class RecordAccess(Protocol):
         """
         ...
 
-    def present(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
+    def present(self, records: NumpyArray, column: str) -> NumpyArray | None:
         """Return the validity mask of a column, or None for columns without nulls."""
         ...
 
-    def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
+    def padded_texts(self, records: NumpyArray, column: str) -> NumpyArray | None:
         """Return scalar strings, binaries or decimals as a numpy array of dtype ``S``.
 
         Nulls are empty. Return None if a value ends with a zero byte, which numpy would drop.
         """
         ...
 
-    def byte_rows(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
+    def byte_rows(self, records: NumpyArray, column: str) -> NumpyArray | None:
         """Return strings or binaries of equal length as a uint8 view of shape (n, length).
 
         The bytes of nulls are undefined. Return None if the lengths differ.
@@ -230,7 +229,7 @@ class RecordChecksums(Protocol):
     compare the SHA-256 of complete shards.
     """
 
-    def damaged_records(self, records: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def damaged_records(self, records: NumpyArray) -> npt.NDArray[np.int64]:
         """Return the positions of records with a wrong length or checksum, in ascending order.
 
         ``records`` are contiguous bytes of shape (n, record_bytes).

@@ -103,7 +103,7 @@ EXCEPTIONS = {
     "featurestore/serving/value_reads.py::_variable_array": DECLARED,
     "featurestore/serving/vectors.py::VectorForm._to_array": "values converted to this type before",
     "featurestore/sources/frame.py::SourceFrame.quarantine": "numbers of lines, and texts of the library",
-    "featurestore/statistics/sample.py::_shorten_strings": "texts and bytes of the same column",
+    "featurestore/statistics/accumulator.py::_shorten_strings": "texts and bytes of the same column",
     "featurestore/statistics/values.py::_to_numbers": "decimals are summarized as the nearest doubles",
     "featurestore/streams/micro_batches.py::_to_quarantine_rows": "lists of texts of the library",
     "featurestore/transform/apply.py::TransformBatch._transform_column": RESULTS,

@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "featurestore/model/reader_text.py": "the names of folders in the root folder",
     "featurestore/usersql/functions.py": "a file of the package",
     "featurestore/usersql/text.py": "a file of the package",
-    "connectors/featurestore_connectors/duckdb_delta/files.py": "links instead of copies of staged rows",
+    "connectors/featurestore_connectors/duckdb_delta/tables.py": "links instead of copies of staged rows",
     "connectors/featurestore_connectors/great_expectations/pages.py": "files of the package",
     "connectors/featurestore_connectors/hdfs/storage.py": "a storage backend",
     "connectors/featurestore_connectors/spark_delta/jars.py": "the path of java",

@@ -126,10 +126,11 @@ def rows_page(
     """Display the first rows of the latest or an earlier table version."""
     group, common = _open_group(store, name, version)
     bounds = records.RowBounds(settings.rows, settings.answer)
+    frame = group.read(as_of=parse_as_of(as_of))
     if format == "csv":
-        all_rows = records.rows(group, bounds, as_of=parse_as_of(as_of))
+        all_rows = records.first_rows(group, frame, bounds)
         return rendering.csv_file(f"{name}-v{version}", all_rows["columns"], all_rows["rows"])
-    first_rows = records.leading_rows(group, bounds, as_of=parse_as_of(as_of))
+    first_rows = records.leading_rows(group, frame, bounds)
     return rendering.page(
         request, "featuregroup_rows.html", **common, tab="rows", first_rows=first_rows, as_of=as_of
     )
@@ -226,11 +227,11 @@ def validation_page(
     group, common = _open_group(store, name, version)
     bounds = records.RowBounds(settings.rows, settings.answer)
     if format == "csv":
-        all_rows = records.quarantined_rows(group, bounds)
+        all_rows = records.first_rows(group, records.quarantine(group), bounds)
         return rendering.csv_file(
             f"{name}-v{version}-quarantine", all_rows["columns"], all_rows["rows"]
         )
-    quarantined = records.leading_quarantined_rows(group, bounds)
+    quarantined = records.leading_rows(group, records.quarantine(group), bounds)
     reports = store.get_validation_history(name, version=version, limit=_MAX_REPORTS)[::-1]
     return rendering.page(
         request,

@@ -153,49 +153,19 @@ class RowBounds:
     bytes: int
 
 
-def rows(group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None) -> Record:
-    """Return the first rows of a group: column names, and a list of values per row.
-
-    Raises:
-        LimitExceeded: The rows exceed the byte limit.
-        QueryEnded: The query exceeded the time limit.
-    """
-    return _rows_or_error(group, group.read(as_of=as_of), bounds)
-
-
-def leading_rows(
-    group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
-) -> Record:
-    """Return as many rows of ``rows`` as fit into the byte limit, at least one.
-
-    Raises:
-        QueryEnded: The query exceeded the time limit.
-    """
-    return _values(_read_within(group, group.read(as_of=as_of), bounds)[0])
-
-
-def quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> Record:
-    """Return the first quarantined rows, with the reasons as the first column.
-
-    Raises:
-        LimitExceeded: The rows exceed the byte limit.
-        QueryEnded: The query exceeded the time limit.
-    """
-    return _rows_or_error(group, _quarantine(group), bounds)
-
-
-def leading_quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> Record:
-    """Return as many rows of ``quarantined_rows`` as fit into the byte limit, at least one."""
-    return _values(_read_within(group, _quarantine(group), bounds)[0])
-
-
-def _quarantine(group: FeatureGroup) -> FeatureFrame:
+def quarantine(group: FeatureGroup) -> FeatureFrame:
+    """Return the quarantined rows, with the reasons as the first column."""
     quarantined = group.quarantine()
     return quarantined.select(*sorted(quarantined.schema.names, key=lambda name: name != "reasons"))
 
 
-def _rows_or_error(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> Record:
-    """Return rows, or raise LimitExceeded if they exceed the byte limit."""
+def first_rows(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> Record:
+    """Return the first rows of a frame: column names, and a list of values per row.
+
+    Raises:
+        LimitExceeded: The rows exceed the byte limit.
+        QueryEnded: The query exceeded the time limit.
+    """
     table, has_more = _read_within(group, frame, bounds)
     if has_more:
         raise LimitExceeded(
@@ -204,6 +174,15 @@ def _rows_or_error(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) 
             hint="request fewer rows with limit=, or read them with featurestore.connect(URL)",
         )
     return _values(table)
+
+
+def leading_rows(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> Record:
+    """Return as many rows of ``first_rows`` as fit into the byte limit, at least one.
+
+    Raises:
+        QueryEnded: The query exceeded the time limit.
+    """
+    return _values(_read_within(group, frame, bounds)[0])
 
 
 def _read_within(
@@ -349,4 +328,4 @@ def get_rows(
     as_of = at if delta_version is None else delta_version
     max_rows = min(limit, settings.rows)
     bounds = RowBounds(max_rows, settings.answer)
-    return rows(group, bounds, as_of=as_of)
+    return first_rows(group, group.read(as_of=as_of), bounds)

@@ -15,7 +15,13 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import format_duration, format_ttl, from_micros, to_micros
 from featurestore.retrieval.conversions import format_cell
-from featurestore.retrieval.label_samples import NEVER, KeyValues, label_times, to_microseconds
+from featurestore.retrieval.label_samples import (
+    NEVER,
+    KeyValues,
+    key_tuples,
+    label_times,
+    to_microseconds,
+)
 from featurestore.session import Session
 
 _PEEK_ROWS = 1000
@@ -77,7 +83,7 @@ def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) ->
         ):
             yield f"no such key: {label_column} is null in the labels, and null matches no key"
             return
-    label_keys = _key_tuples(
+    label_keys = _distinct_keys(
         unmatched.labels.take(pa.array(keyless_labels)),
         [label_column for label_column, _ in join.on],
     )
@@ -203,12 +209,11 @@ def _group_keys(session: Session, join: Join) -> list[KeyValues]:
     relation = engine.read_table(
         source.path, version=source.delta_version, schema=source.spec.schema, columns=columns
     )
-    return _key_tuples(engine.stream(relation, limit=_PEEK_ROWS).read_all(), columns)
+    return _distinct_keys(engine.stream(relation, limit=_PEEK_ROWS).read_all(), columns)
 
 
-def _key_tuples(table: pa.Table, columns: list[str]) -> list[KeyValues]:
-    values = [table.column(name).to_pylist() for name in columns]
-    return list(dict.fromkeys(zip(*values, strict=True)))
+def _distinct_keys(table: pa.Table, columns: list[str]) -> list[KeyValues]:
+    return list(dict.fromkeys(key_tuples(table, columns)))
 
 
 def _spelling_pair(

@@ -337,7 +337,10 @@ class _FirstVersions:
         # first commit.
         while low < high:
             middle = (low + high) // 2
-            if self._contains_row(self._versions[middle], row.row_hash):
+            version = self._versions[middle]
+            if version not in self._hashes:
+                self._hashes[version] = self._read_hashes(version)
+            if row.row_hash in (self._hashes[version] or ()):
                 high = middle
             else:
                 low = middle + 1
@@ -347,11 +350,6 @@ class _FirstVersions:
         return ExplainedRow(
             row.values, row.event_time, row.created_time, row.row_hash, row.reason, first_version
         )
-
-    def _contains_row(self, version: int, row_hash: str) -> bool:
-        if version not in self._hashes:
-            self._hashes[version] = self._read_hashes(version)
-        return row_hash in (self._hashes[version] or ())
 
     def _read_hashes(self, version: int) -> frozenset[str] | None:
         """Return the hashes of the key's rows at a version; None if it cannot be read."""

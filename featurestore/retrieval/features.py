@@ -27,7 +27,7 @@ from featurestore.retrieval.catalog import Pins, RegisteredSpecs
 from featurestore.retrieval.checks import check_ties, check_unique
 from featurestore.retrieval.execution import add_on_demand_features, run_query
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.labels import LabelInput, open_labels
+from featurestore.retrieval.labels import open_labels
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
@@ -68,16 +68,16 @@ def get_features(
         ColumnConflict: Two columns of the result would have the same name.
     """
     active_pins = pins or Pins(session, RegisteredSpecs(session), as_of=request.as_of)
-    plan, label_input = _plan(session, request, pins=active_pins, label_types=label_types or {})
+    plan, labels = _plan(session, request, pins=active_pins, label_types=label_types or {})
     # The caller checks its pins after all steps, since each step reads only some of the groups.
     if pins is None:
         active_pins.check_used()
     # The checks may read rows, so they come after all errors that need only logs.
     check_unique(session, plan)
     check_ties(session, plan)
-    if label_input is None:
+    if labels is None:
         return FeatureFrame.planned(session, plan)
-    return FeatureFrame.planned(session, plan, labels=label_input.relation, reads=label_input.reads)
+    return FeatureFrame.planned(session, plan, labels=labels.relation, reads=labels.reads)
 
 
 def explain_features(session: Session, request: RetrievalRequest) -> FeaturePlan:
@@ -97,7 +97,7 @@ def _plan(
     *,
     pins: Pins,
     label_types: Mapping[str, pa.DataType],
-) -> tuple[FeaturePlan, LabelInput | None]:
+) -> tuple[FeaturePlan, LabelSide | None]:
     features = _ResolvedFeatures.resolve(request, pins.specs(), RegisteredSpecs(session))
     if request.labels is None:
         if not features.stored and not features.windows:
@@ -117,13 +117,11 @@ def _plan(
     def types(label_schema: pa.Schema) -> dict[str, pa.DataType]:
         return {**label_types, **features.join_column_types(label_schema, request)}
 
-    label_input = open_labels(
-        session, request.labels, versions=request.versions, pins=pins, types=types
-    )
-    plan = _plan_with_labels(features, request, label_input.labels, pins=pins)
+    label_side = open_labels(session, request, pins=pins, types=types)
+    plan = _plan_with_labels(features, request, label_side, pins=pins)
     plan = _add_on_demand(plan, features)
-    _warn_of_early_times(label_input.labels, plan)
-    return plan, label_input
+    _warn_of_early_times(label_side, plan)
+    return plan, label_side
 
 
 def _add_on_demand(plan: FeaturePlan, features: _ResolvedFeatures) -> FeaturePlan:

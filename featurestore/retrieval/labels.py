@@ -24,11 +24,10 @@ from featurestore.arrow.untyped import adopt_types, untyped_columns
 from featurestore.errors import ColumnConflict, OutOfRange
 from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import ROW
-from featurestore.model.source import SourceRead
+from featurestore.model.requests import RetrievalRequest
 from featurestore.model.times import FIRST, LAST
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.retrieval.catalog import Pins
-from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import find_spec
@@ -42,38 +41,24 @@ _OUTSIDE_DAYS = f"({{0}} < '{FIRST.date().isoformat()}' or {{0}} > '{LAST.date()
 _PEEK_ROWS = 1000
 
 
-@dataclass(frozen=True)
-class LabelInput:
-    """Labels for the planner, and their relation if the plan does not contain it."""
-
-    labels: LabelSide
-    relation: Labels | None
-    reads: list[SourceRead] | None = None
-
-
 def open_labels(
-    session: Session,
-    labels: object,
-    *,
-    versions: Mapping[str, int] | None,
-    pins: Pins,
-    types: TypesFor,
-) -> LabelInput:
+    session: Session, request: RetrievalRequest, *, pins: Pins, types: TypesFor
+) -> LabelSide:
     """Open the labels of ``labels=`` without reading tables.
 
     Native dataframes of the engine are searched for times outside the years 1 to 9999. ``types``
     determines the types of untyped columns from the keys and times that they are joined with. Rows
     in memory keep their order and are converted to Arrow, so that the frame can be read repeatedly.
     """
+    labels = request.labels
     if isinstance(labels, str):
         name, version = parse_group_reference(labels)
-        version = version or (versions or {}).get(name)
+        version = version or (request.versions or {}).get(name)
         spec = find_spec(name, version=version, specs=pins.specs())
         source = pins.source((spec.name, spec.version))
-        label_side = LabelSide(
+        return LabelSide(
             source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
         )
-        return LabelInput(label_side, None)
     # A frame of another store is read by its own engine and converted to Arrow.
     if isinstance(labels, FeatureFrame) and labels.session.engine is session.engine:
         return _from_frame(labels, types)
@@ -83,14 +68,17 @@ def open_labels(
         _check_names(adopted.schema)
         refuse_times_out_of_range(adopted, engine=session.engine)
         relation = typed_relation(session.engine, adopted, typed_schema(adopted.schema, types))
-        peek = partial(_first_rows, session, relation)
-        label_side = LabelSide(relation.schema, peek=peek)
-        return LabelInput(label_side, lambda: relation)
+
+        def peek() -> pa.Table:
+            stream = session.engine.stream(relation, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS)
+            return stream.read_all()
+
+        return LabelSide(relation.schema, peek=peek, relation=lambda: relation)
     table = ingest.to_reader(labels).read_all()
     return _from_memory(session, typed_table(table, types, labels))
 
 
-def _from_frame(frame: FeatureFrame, types: TypesFor) -> LabelInput:
+def _from_frame(frame: FeatureFrame, types: TypesFor) -> LabelSide:
     """Open a frame as labels; a frame with a plan becomes the left plan."""
     plan = frame.plan
     if plan is None:
@@ -100,20 +88,19 @@ def _from_frame(frame: FeatureFrame, types: TypesFor) -> LabelInput:
             rows = ingest.refuse_encoded_arrays(frame.relation, frame, engine=engine)
             return typed_relation(engine, rows, schema)
 
-        return LabelInput(LabelSide(schema), relation, frame.label_reads)
-    time = plan.time
-    label_side = LabelSide(
-        frame.schema, plan=plan, time=time, ordered=plan.keep_order, rows=plan.rows
+        return LabelSide(schema, relation=relation, reads=frame.label_reads)
+    return LabelSide(
+        frame.schema,
+        plan=plan,
+        time=plan.time,
+        ordered=plan.keep_order,
+        rows=plan.rows,
+        relation=frame.labels,
+        reads=frame.label_reads,
     )
-    return LabelInput(label_side, frame.labels, frame.label_reads)
 
 
-def _first_rows(session: Session, relation: Relation) -> pa.Table:
-    stream = session.engine.stream(relation, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS)
-    return stream.read_all()
-
-
-def _from_memory(session: Session, table: pa.Table) -> LabelInput:
+def _from_memory(session: Session, table: pa.Table) -> LabelSide:
     """Open an Arrow table as labels, numbered so that their order is preserved."""
     _check_names(table.schema)
     row_numbers = pa.array(np.arange(table.num_rows, dtype=np.int64))
@@ -123,13 +110,13 @@ def _from_memory(session: Session, table: pa.Table) -> LabelInput:
     def relation() -> Relation:
         return session.engine.from_arrow(numbered.to_reader())
 
-    label_side = LabelSide(
+    return LabelSide(
         table.schema,
         ordered=True,
         rows=table.num_rows,
         peek=partial(table.slice, 0, _PEEK_ROWS),
+        relation=relation,
     )
-    return LabelInput(label_side, relation)
 
 
 def _check_names(schema: pa.Schema) -> None:

@@ -26,7 +26,9 @@ from featurestore.errors import (
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
 from featurestore.model.requests import LabelTime, RetrievalRequest
+from featurestore.model.source import SourceRead
 from featurestore.model.times import format_duration, parse_moment
+from featurestore.plugins.engine import Relation
 from featurestore.retrieval.resolve import Feature, Pairs, join_keys_by_group, key_pairs
 
 GroupId = tuple[str, int]
@@ -37,8 +39,10 @@ class LabelSide:
     """The left side of a retrieval.
 
     ``source`` is set for a group, and ``plan`` for the result of another retrieval; ``time`` is
-    their time column. ``ordered`` preserves the row order. ``peek``
-    returns the first rows of a dataframe, for hints; it is None for rows of the store.
+    their time column. ``ordered`` preserves the row order. ``peek`` returns the first rows of a
+    dataframe, for hints; it is None for rows of the store. ``relation`` returns the rows of the
+    caller's dataframe, which may also feed the plan; reads of registered sources are appended to
+    ``reads``.
     """
 
     schema: pa.Schema
@@ -48,6 +52,8 @@ class LabelSide:
     ordered: bool = False
     rows: int | None = None
     peek: Callable[[], pa.Table] | None = None
+    relation: Callable[[], Relation] | None = None
+    reads: list[SourceRead] | None = None
 
     def time_hint(self, column: str) -> str:
         """Return a code hint that converts a column of numbers or strings to times."""

@@ -212,10 +212,11 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
     digest = compute_digest(path)
     if digest.hexdigest() == file.sha256:
         return
-    owner = _shard_with_digest(manifest, digest.hexdigest())
-    if owner is not None:
-        yield Problem(file.path, f"contains the bytes of {owner!r}", 0)
-        return
+    for split in manifest.splits:
+        for shard in split.shards:
+            if shard.sha256 == digest.hexdigest():
+                yield Problem(file.path, f"contains the bytes of {shard.path!r}", 0)
+                return
     # Digests of prefixes locate the damage within one block without a second copy.
     stated = manifest.prefixes.get(file.path, [])
     first = PIECE_BYTES * _count_equal_prefixes(digest.prefixes, stated)
@@ -261,15 +262,6 @@ def _missing_reason(directory: str, relative: str) -> str | None:
     except StorageError as error:
         return error.message
     return None if files.exists(path) else "is missing"
-
-
-def _shard_with_digest(manifest: Manifest, sha256: str) -> str | None:
-    """Return the path of the shard with this SHA-256 in the manifest, if any."""
-    for split in manifest.splits:
-        for shard in split.shards:
-            if shard.sha256 == sha256:
-                return shard.path
-    return None
 
 
 def _count_equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:
@@ -357,8 +349,11 @@ class _SplitScan:
         if self._possible.order and self._sorted and not self._continues_hash_order(hashes):
             self._sorted = False  # one break causes more; only the first is reported
             yield self._problem_near("rows are not in hash order")
-        if self._possible.split and not self._matches_split(batch, hashes):
-            yield self._problem_near("has rows that the split rule assigns to another split,")
+        if self._possible.split:
+            rule, seed = self._possible.rule, manifest.seed
+            groups = assign_groups(batch, rule=rule, hashes=hashes, seed=seed)
+            if (groups != self._number).any():
+                yield self._problem_near("has rows that the split rule assigns to another split,")
         if self._possible.distinct:
             # A seed other than the manifest's is fine: the hashes are only compared with each
             # other.
@@ -378,12 +373,6 @@ class _SplitScan:
         after_last = int(hashes[0]) >= self._last_hash
         self._last_hash = int(hashes[-1])
         return after_last and bool((hashes[1:] >= hashes[:-1]).all())
-
-    def _matches_split(self, batch: pa.RecordBatch, hashes: UInt64s) -> bool:
-        """Return whether the split rule assigns all rows to this split."""
-        seed = self._manifest.seed
-        groups = assign_groups(batch, rule=self._possible.rule, hashes=hashes, seed=seed)
-        return bool((groups == self._number).all())
 
     def _problem_near(self, message: str) -> Problem:
         return Problem(self._name, f"{message} near row {self._row:,}")

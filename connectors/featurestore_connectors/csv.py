@@ -26,6 +26,7 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import format_decimals
 from featurestore.errors import DatasetDamaged, UnsupportedType
+from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -34,15 +35,7 @@ from featurestore.plugins.format import (
     ShardReader,
     WrittenShard,
 )
-from featurestore.plugins.plain import (
-    PlainFormat,
-    combine_chunks,
-    damaged_shard_error,
-    empty_batch,
-    plain_bytes_per_row,
-    rebatch,
-    select_fields,
-)
+from featurestore.plugins.plain import PlainFormat
 from featurestore.storage.ranges import RangeFile
 from featurestore.storage.shards import ShardFile
 
@@ -81,7 +74,7 @@ class CsvFormat(PlainFormat):
     ) -> Layout:
         self.check(schema, compression=compression)
         _check_years(schema, profiles)
-        mean = TEXT_PER_NUMBER * plain_bytes_per_row(schema, profiles)
+        mean = TEXT_PER_NUMBER * plain.plain_bytes_per_row(schema, profiles)
         return {
             "version": 1,
             "schema": schema_to_json(schema),
@@ -97,7 +90,7 @@ class CsvFormat(PlainFormat):
         with ShardFile(directory, path) as file:
             header = (",".join(names) + END).encode()
             file.write(header)
-            for batch in rebatch(batches, rows=BATCH_ROWS):
+            for batch in plain.rebatch(batches, rows=BATCH_ROWS):
                 lines = csv_lines(batch.select(names))
                 # The offsets of the array are those of the lines in the file, which the index
                 # needs.
@@ -158,9 +151,9 @@ class CsvShard:
         return int(self._offsets[row // self._step])
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = select_fields(self._schema, columns)
+        schema = plain.select_fields(self._schema, columns)
         if stop <= start or not columns:
-            return empty_batch(schema)
+            return plain.empty_batch(schema)
         first, last = start // self._step, -(-stop // self._step)
         begin, end = int(self._offsets[first]), int(self._offsets[last])
         try:
@@ -172,9 +165,13 @@ class CsvShard:
             if table.num_rows != expected:
                 raise pa.ArrowInvalid(f"{table.num_rows:,} lines; the index lists {expected:,}")
             rows = table.slice(start - first * self._step, stop - start).combine_chunks()
-            arrays = [_from_text(combine_chunks(rows[field.name]), field.type) for field in schema]
+            arrays = [
+                _from_text(plain.combine_chunks(rows[field.name]), field.type) for field in schema
+            ]
         except (pa.ArrowException, ValueError, OSError, RecursionError) as error:
-            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
+            raise plain.damaged_shard_error(
+                self._path, f"Rows {start:,} to {stop:,}", error
+            ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ import pyarrow.types as pat
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.stream_messages import StreamBatch, stream_batches
 from featurestore.errors import DatasetDamaged, UnsupportedType
+from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -29,16 +30,7 @@ from featurestore.plugins.format import (
     WrittenFile,
     WrittenShard,
 )
-from featurestore.plugins.plain import (
-    PlainFormat,
-    combine_chunks,
-    damaged_shard_error,
-    empty_batch,
-    plain_bytes_per_row,
-    select_fields,
-    stored_batches,
-    variable_length_columns,
-)
+from featurestore.plugins.plain import PlainFormat
 from featurestore.storage.ranges import RangeFile
 from featurestore.storage.shards import ShardFile
 
@@ -71,7 +63,7 @@ class HuggingFaceFormat(PlainFormat):
 
     def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths determine the bytes of a row, as for Parquet."""
-        return variable_length_columns(schema)
+        return plain.variable_length_columns(schema)
 
     def layout(
         self,
@@ -86,7 +78,7 @@ class HuggingFaceFormat(PlainFormat):
             "version": 1,
             "schema": schema_to_json(schema),
             "batch_rows": block_rows,
-            "mean_bytes": plain_bytes_per_row(schema, profiles),
+            "mean_bytes": plain.plain_bytes_per_row(schema, profiles),
         }
 
     def write_shard(
@@ -100,7 +92,7 @@ class HuggingFaceFormat(PlainFormat):
             pa.BufferedOutputStream(pa.PythonFile(file, "w"), _BUFFER_BYTES) as sink,
             pa.ipc.new_stream(sink, schema) as writer,
         ):
-            for batch in stored_batches(batches, schema, rows=layout["batch_rows"]):
+            for batch in plain.stored_batches(batches, schema, rows=layout["batch_rows"]):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         return WrittenShard(file.written_file, rows)
@@ -197,18 +189,20 @@ class StreamShard:
         return sum(batch.rows for batch in self._batches)
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = select_fields(self._schema, columns)
+        schema = plain.select_fields(self._schema, columns)
         if stop <= start or not columns:
-            return empty_batch(schema)
+            return plain.empty_batch(schema)
         first = start // self._batch_rows
         positions = self._batches[first : -(-stop // self._batch_rows)]
         try:
             batches = [self._read_batch(position, columns) for position in positions]
             table = pa.Table.from_batches(batches, schema)
         except (OSError, pa.ArrowException) as error:
-            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
+            raise plain.damaged_shard_error(
+                self._path, f"Rows {start:,} to {stop:,}", error
+            ) from error
         rows = table.slice(start - first * self._batch_rows, stop - start)
-        arrays = [combine_chunks(column) for column in rows.columns]
+        arrays = [plain.combine_chunks(column) for column in rows.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _read_batch(self, position: StreamBatch, columns: Sequence[str]) -> pa.RecordBatch:

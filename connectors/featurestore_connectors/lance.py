@@ -25,6 +25,7 @@ from featurestore.errors import (
     UnsupportedType,
     missing_extra,
 )
+from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -33,16 +34,7 @@ from featurestore.plugins.format import (
     WrittenFile,
     WrittenShard,
 )
-from featurestore.plugins.plain import (
-    PlainFormat,
-    combine_chunks,
-    damaged_shard_error,
-    empty_batch,
-    plain_bytes_per_row,
-    select_fields,
-    stored_batches,
-    variable_length_columns,
-)
+from featurestore.plugins.plain import PlainFormat
 from featurestore.storage import files
 from featurestore.storage.shards import ShardFile
 
@@ -80,7 +72,7 @@ class LanceFormat(PlainFormat):
 
     def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths determine the bytes of a row, as for Parquet."""
-        return variable_length_columns(schema)
+        return plain.variable_length_columns(schema)
 
     def layout(
         self,
@@ -96,7 +88,7 @@ class LanceFormat(PlainFormat):
             "schema": schema_to_json(schema),
             "file_version": _FILE_VERSION,
             "batch_rows": _BLOCKS_PER_BATCH * block_rows,
-            "mean_bytes": plain_bytes_per_row(schema, profiles),
+            "mean_bytes": plain.plain_bytes_per_row(schema, profiles),
         }
 
     def write_shard(
@@ -111,7 +103,7 @@ class LanceFormat(PlainFormat):
             # The library writes to a path, and the file is hashed while it is copied.
             local = os.path.join(folder, "shard.lance")
             with LanceFileWriter(local, schema=schema, version=layout["file_version"]) as writer:
-                for batch in stored_batches(batches, schema, rows=layout["batch_rows"]):
+                for batch in plain.stored_batches(batches, schema, rows=layout["batch_rows"]):
                     writer.write_batch(batch)
                     rows += batch.num_rows
             with ShardFile(directory, path) as file:
@@ -258,16 +250,18 @@ class LanceShard:
         return self._rows
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = select_fields(self._schema, columns)
+        schema = plain.select_fields(self._schema, columns)
         if stop <= start or not columns:
-            return empty_batch(schema)
+            return plain.empty_batch(schema)
         with self._damage(f"Rows {start:,} to {stop:,}"):
             reader = self._reader(tuple(sorted(set(columns), key=self._schema.names.index)))
             table = reader.read_range(start, stop - start).to_table()
             table.validate(full=True)
             if table.num_rows != stop - start:
                 raise ValueError(f"the file has {table.num_rows:,} of these rows")
-            arrays = [cast_array(combine_chunks(table[field.name]), field.type) for field in schema]
+            arrays = [
+                cast_array(plain.combine_chunks(table[field.name]), field.type) for field in schema
+            ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _reader(self, columns: tuple[str, ...]) -> Any:
@@ -287,7 +281,7 @@ class LanceShard:
             is_panic = type(error).__name__ == "PanicException"
             if not is_panic and not isinstance(error, Exception):
                 raise
-            raise damaged_shard_error(self._path, section, error) from error
+            raise plain.damaged_shard_error(self._path, section, error) from error
 
     def close(self) -> None:
         self._readers.clear()

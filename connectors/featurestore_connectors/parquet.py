@@ -22,6 +22,7 @@ from featurestore.arrow.schemas import schema_from_json, schema_to_json, type_to
 from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType, listing
 from featurestore.model.runtime import ForkSafeLock
+from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -30,16 +31,7 @@ from featurestore.plugins.format import (
     ShardReader,
     WrittenShard,
 )
-from featurestore.plugins.plain import (
-    PlainFormat,
-    combine_chunks,
-    damaged_shard_error,
-    empty_batch,
-    plain_bytes_per_row,
-    rebatch,
-    select_fields,
-    variable_length_columns,
-)
+from featurestore.plugins.plain import PlainFormat
 from featurestore.storage.shards import ShardFile
 
 CODECS = ("SNAPPY", "ZSTD", "GZIP", "NONE")
@@ -74,7 +66,7 @@ class ParquetFormat(PlainFormat):
 
         Other column profiles do not affect the layout.
         """
-        return variable_length_columns(schema)
+        return plain.variable_length_columns(schema)
 
     def layout(
         self,
@@ -90,7 +82,7 @@ class ParquetFormat(PlainFormat):
             "schema": schema_to_json(schema),
             "codec": compression or "SNAPPY",
             "row_group_rows": BLOCKS_PER_ROW_GROUP * block_rows,
-            "mean_bytes": plain_bytes_per_row(schema, profiles),
+            "mean_bytes": plain.plain_bytes_per_row(schema, profiles),
         }
 
     def write_shard(
@@ -190,7 +182,7 @@ class ParquetShard:
         return self._starts[-1]
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = select_fields(self._schema, columns)
+        schema = plain.select_fields(self._schema, columns)
         slices = []
         for group, (first, end) in enumerate(pairwise(self._starts)):
             if first < stop and end > start:
@@ -199,13 +191,17 @@ class ParquetShard:
                     table.slice(max(start - first, 0), min(stop, end) - max(start, first))
                 )
         if not slices:
-            return empty_batch(schema)
+            return plain.empty_batch(schema)
         try:
             table = pa.concat_tables(slices).combine_chunks()
-            arrays = [cast_array(combine_chunks(table[field.name]), field.type) for field in schema]
+            arrays = [
+                cast_array(plain.combine_chunks(table[field.name]), field.type) for field in schema
+            ]
         # A damaged footer has other names or types.
         except (KeyError, pa.ArrowException) as error:
-            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
+            raise plain.damaged_shard_error(
+                self._path, f"Rows {start:,} to {stop:,}", error
+            ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
@@ -222,7 +218,7 @@ class ParquetShard:
                 # Arrow does not check that texts are UTF-8 while it reads them.
                 table.validate(full=True)
             except (OSError, pa.ArrowException) as error:
-                raise damaged_shard_error(self._path, f"Row group {group}", error) from error
+                raise plain.damaged_shard_error(self._path, f"Row group {group}", error) from error
             with _lock:
                 _decoded[key] = table
                 while len(_decoded) > CACHED_ROW_GROUPS:
@@ -245,10 +241,10 @@ def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[p
     """Yield the row groups of a shard, as the layout defines them."""
     groups = layout.get("row_groups")
     if groups is None:
-        yield from rebatch(batches, rows=layout["row_group_rows"])
+        yield from plain.rebatch(batches, rows=layout["row_group_rows"])
         return
     # A single batch contains all rows, so that the groups differ by at most one row.
-    for all_rows in rebatch(batches, rows=2**62):
+    for all_rows in plain.rebatch(batches, rows=2**62):
         bounds = [all_rows.num_rows * index // groups for index in range(groups + 1)]
         for first, end in pairwise(bounds):
             if end > first:

@@ -25,6 +25,7 @@ from featurestore.arrow.json_rows import rows_from_json, rows_to_json
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import DatasetDamaged, UnsupportedType
+from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -32,15 +33,7 @@ from featurestore.plugins.format import (
     ShardReader,
     WrittenShard,
 )
-from featurestore.plugins.plain import (
-    PlainFormat,
-    damaged_shard_error,
-    empty_batch,
-    plain_bytes_per_row,
-    rebatch,
-    select_fields,
-    variable_length_columns,
-)
+from featurestore.plugins.plain import PlainFormat
 from featurestore.storage.ranges import RangeFile
 from featurestore.storage.shards import ShardFile
 from featurestore.storage.tar_files import BLOCK, MAX_NAME_BYTES, TarReader, write_header
@@ -87,7 +80,7 @@ class WebDatasetFormat(PlainFormat):
 
     def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths or inner nulls determine the files of a row."""
-        varying = variable_length_columns(schema)
+        varying = plain.variable_length_columns(schema)
         return [
             field.name
             for field in schema
@@ -114,7 +107,7 @@ class WebDatasetFormat(PlainFormat):
             "version": 1,
             "schema": schema_to_json(schema),
             "storage": storage,
-            "mean_bytes": plain_bytes_per_row(schema, profiles) + files * _FILE_BYTES,
+            "mean_bytes": plain.plain_bytes_per_row(schema, profiles) + files * _FILE_BYTES,
         }
 
     def write_shard(
@@ -128,7 +121,7 @@ class WebDatasetFormat(PlainFormat):
             # A write of each row would take most of the time of small rows.
             pa.BufferedOutputStream(pa.PythonFile(file, "w"), _BUFFER_BYTES) as sink,
         ):
-            for batch in rebatch(batches, rows=_BATCH_ROWS):
+            for batch in plain.rebatch(batches, rows=_BATCH_ROWS):
                 for members in _rows_of_members(batch, layout):
                     row = _encode_row(f"{prefix}-{len(sizes):08d}", members)
                     sink.write(row)
@@ -243,14 +236,16 @@ class TarShard:
         return len(self._offsets) - 1
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = select_fields(self._schema, columns)
+        schema = plain.select_fields(self._schema, columns)
         if stop <= start or not columns:
-            return empty_batch(schema)
+            return plain.empty_batch(schema)
         try:
             rows = self._read_members(start, stop, schema)
             arrays = self._decode(rows, schema)
         except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
-            raise damaged_shard_error(self._path, f"Rows {start:,} to {stop:,}", error) from error
+            raise plain.damaged_shard_error(
+                self._path, f"Rows {start:,} to {stop:,}", error
+            ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _read_members(self, start: int, stop: int, schema: pa.Schema) -> list[dict[str, bytes]]:

@@ -21,14 +21,7 @@ from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns
-from featurestore_connectors.duckdb_delta import streams
-from featurestore_connectors.duckdb_delta.point_in_time import (
-    label_time,
-    left_side,
-    plain_field,
-    read_source,
-    timestamp,
-)
+from featurestore_connectors.duckdb_delta import point_in_time, streams
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.sqltext import column_type, label_key, quote
@@ -56,13 +49,13 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     needed = label_columns(plan)
     if plan.keep_order:
         needed = list(dict.fromkeys([*needed, ROW]))
-    left = left_side(engine, plan, labels)
+    left = point_in_time.left_side(engine, plan, labels)
     if _fits_in_memory(plan):
         source = _BufferedResult(engine, plan, left)
         return streams.mapped_relation(engine.database, source, single_use=left.single_use)
     single_use = left.single_use
     left = engine.select(left, dict(zip(needed, needed, strict=True)))
-    left = replace(left, schema=pa.schema(map(plain_field, left.schema)))
+    left = replace(left, schema=pa.schema(map(point_in_time.plain_field, left.schema)))
     buffered_labels = None
     if plan.left_rows is not None and plan.left_rows * len(needed) <= _LABEL_VALUES:
         buffer = _BufferedLabels(engine.database, left)
@@ -219,7 +212,7 @@ def _sorted_union(
     needed = list(spec.schema.names)
     if not side.needs_tie_hash and not side.conditions:
         needed = _needed_columns(side)
-    rows = read_source(engine, side.join.source, needed)
+    rows = point_in_time.read_source(engine, side.join.source, needed)
     if bounds is not None:
         condition = " AND ".join(bounds.conditions(side))
         query = f"SELECT * FROM {_ROWS} WHERE {condition}"
@@ -275,7 +268,7 @@ def _label_rows(side: WindowSide, label_schema: pa.Schema, group: _SortKey) -> s
         f"{group.expression(keys)} AS {GROUP}",
         # Odd numbers for labels and even numbers for rows: a row at the label time sorts before the
         # label and counts.
-        f"epoch_us({label_time(side.plan)}) * 2 + 1 AS {STREAM_TIME}",
+        f"epoch_us({point_in_time.label_time(side.plan)}) * 2 + 1 AS {STREAM_TIME}",
     ]
     if side.needs_created_time:
         columns.append(f"NULL::BIGINT AS {AVAILABLE}")
@@ -285,7 +278,7 @@ def _label_rows(side: WindowSide, label_schema: pa.Schema, group: _SortKey) -> s
         columns += [f"{key} AS k{number}" for number, key in enumerate(keys)]
     for letter, columns_of_kind in (("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(columns_of_kind):
-            duckdb_type = column_type(plain_field(schema.field(name)).type)
+            duckdb_type = column_type(point_in_time.plain_field(schema.field(name)).type)
             columns.append(f"NULL::{duckdb_type} AS {letter}{number}")
     for number in range(len(side.conditions)):
         columns.append(f"NULL::BOOLEAN AS w{number}")
@@ -318,11 +311,13 @@ def _group_rows(side: WindowSide, label_schema: pa.Schema, group: _SortKey) -> s
     """Return the query of the group's rows; columns that only labels have are null."""
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
-    event = timestamp(quote(side.join.event_time), spec.schema.field(side.join.event_time).type)
+    event = point_in_time.timestamp(
+        quote(side.join.event_time), spec.schema.field(side.join.event_time).type
+    )
     columns = [f"{group.expression(keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {STREAM_TIME}"]
     created = side.join.created_time
     if created is not None:
-        created_time = timestamp(quote(created), spec.schema.field(created).type)
+        created_time = point_in_time.timestamp(quote(created), spec.schema.field(created).type)
         columns.append(f"epoch_us({created_time}) AS {AVAILABLE}")
     if side.needs_tie_hash:
         columns.append(quote(TIE))
@@ -361,7 +356,7 @@ class WindowBounds:
         if self.times is None or (side.group_is_key and self.keys is None):
             return ["FALSE"]
         spec, name = side.join.source.spec, side.join.event_time
-        event = timestamp(quote(name), spec.schema.field(name).type)
+        event = point_in_time.timestamp(quote(name), spec.schema.field(name).type)
         ends, begins = [], []
         for output in side.join.outputs:
             # A window ends ``offset`` before the label time, so later rows count for no label.
@@ -394,7 +389,7 @@ def bounds_of_labels(
         key = "NULL"
     query = (
         f"SELECT min(k), max(k), min(t), max(t) FROM (SELECT {key}::BIGINT AS k, "
-        f"epoch_us({label_time(side.plan)}) AS t FROM {_LABELS} AS l)"
+        f"epoch_us({point_in_time.label_time(side.plan)}) AS t FROM {_LABELS} AS l)"
     )
     extremes = engine.sql(query, tables={_LABELS: labels}, parameters={})
     min_key, max_key, first, last = engine.stream(extremes).read_all().to_pydict().values()

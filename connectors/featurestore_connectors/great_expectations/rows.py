@@ -23,14 +23,7 @@ from featurestore.errors import InvalidExpectation
 from featurestore.model.json_object import JsonMapping
 from featurestore.plugins.validator import Expectation
 from featurestore.usersql import quote
-from featurestore_connectors.great_expectations.predicates import (
-    constant_sql,
-    has_value,
-    in_set,
-    is_number,
-    is_string,
-    not_computed_error,
-)
+from featurestore_connectors.great_expectations import predicates
 
 
 @dataclass(frozen=True)
@@ -62,10 +55,10 @@ class _Subject:
         return self.table.schema.field(column).type
 
     def present(self, column: str) -> str:
-        return has_value(column, self.type_of(column))
+        return predicates.has_value(column, self.type_of(column))
 
     def error(self, reason: object) -> InvalidExpectation:
-        return not_computed_error(self.expectation, reason)
+        return predicates.not_computed_error(self.expectation, reason)
 
 
 def row_test(expectation: Expectation, table: pa.Table, *, computed: str) -> RowTest | None:
@@ -117,7 +110,7 @@ def _limits_sql(subject: _Subject, name: str, dtype: pa.DataType) -> str | None:
         value = subject.kwargs.get(argument)
         if value is None:
             continue
-        constant = constant_sql(value, dtype)
+        constant = predicates.constant_sql(value, dtype)
         if constant is None:
             raise subject.error(
                 f"{argument}={value!r} cannot be compared with "
@@ -133,7 +126,7 @@ def _test_set(subject: _Subject) -> RowTest | None:
     dtype = subject.type_of(name)
     if not _has_constants(dtype) or not isinstance(values, list) or not values:
         return None
-    member = in_set(name, [constant_sql(value, dtype) for value in values])
+    member = predicates.in_set(name, [predicates.constant_sql(value, dtype) for value in values])
     negated = subject.expectation["type"] == "expect_column_values_to_not_be_in_set"
     return RowTest(subject.present(name), f"not {member}" if negated else member)
 
@@ -171,7 +164,7 @@ def _test_lengths(subject: _Subject) -> RowTest | None:
     else:
         return None
     if subject.expectation["type"] == "expect_column_value_lengths_to_equal":
-        constant = constant_sql(subject.kwargs["value"], pa.int64())
+        constant = predicates.constant_sql(subject.kwargs["value"], pa.int64())
         if constant is None:
             raise subject.error(f"{subject.kwargs['value']!r} is not a number")
         return RowTest(subject.present(name), f"{quote(computed)} = {constant}", lengths)
@@ -205,7 +198,12 @@ def _has_text(dtype: pa.DataType) -> bool:
 def _has_constants(dtype: pa.DataType) -> bool:
     """Return whether constants of JSON can be compared with values of a type."""
     is_time = pat.is_timestamp(dtype) or pat.is_date(dtype)
-    return is_number(dtype) or is_time or pat.is_boolean(dtype) or is_string(dtype)
+    return (
+        predicates.is_number(dtype)
+        or is_time
+        or pat.is_boolean(dtype)
+        or predicates.is_string(dtype)
+    )
 
 
 # -- several columns -------------------------------------------------------------------------------
@@ -243,7 +241,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 def _are_floats_mixed(first: pa.DataType, second: pa.DataType) -> bool:
     """Return whether the engine cannot compare two types of numbers exactly."""
-    if first == second or not (is_number(first) and is_number(second)):
+    if first == second or not (predicates.is_number(first) and predicates.is_number(second)):
         return False
     if pat.is_decimal(first) or pat.is_decimal(second):
         return True
@@ -284,7 +282,7 @@ def _test_pair_set(subject: _Subject) -> RowTest | None:
 def _equals(subject: _Subject, name: str, value: Any) -> str:
     if value is None:
         return f"not ({subject.present(name)})"
-    return in_set(name, [constant_sql(value, subject.type_of(name))])
+    return predicates.in_set(name, [predicates.constant_sql(value, subject.type_of(name))])
 
 
 def _test_different_values(subject: _Subject) -> RowTest | None:
@@ -313,7 +311,7 @@ def present_rows(columns: Sequence[str], schema: pa.Schema, ignored: object) -> 
     if ignored in ("neither", "never"):
         return "true"
     word = " and " if ignored in ("either_value_is_missing", "any_value_is_missing") else " or "
-    return word.join(f"({has_value(name, schema.field(name).type)})" for name in columns)
+    return word.join(f"({predicates.has_value(name, schema.field(name).type)})" for name in columns)
 
 
 _TESTS: Mapping[str, Callable[[_Subject], RowTest | None]] = {

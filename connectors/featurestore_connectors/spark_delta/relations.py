@@ -37,17 +37,8 @@ from featurestore.usersql.typed_tables import (
     warn_about_naive_times,
 )
 from featurestore.usersql.typed_values import DuckDBTypes
-from featurestore_connectors.spark_delta import connect
+from featurestore_connectors.spark_delta import connect, sqltext
 from featurestore_connectors.spark_delta.failures import first_line
-from featurestore_connectors.spark_delta.sqltext import (
-    cast_to_features,
-    column,
-    convert_parameters,
-    quote,
-    spark_schema,
-    timestamp,
-    type_sql,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +57,7 @@ _VIEWS = Lock()
 def relation(native: DataFrame, schema: pa.Schema | None = None) -> Relation:
     """Return a relation over a DataFrame; without ``schema``, derive it from the Spark types."""
     if schema is None:
-        native, schema = cast_to_features(native)
+        native, schema = sqltext.cast_to_features(native)
     return Relation(ENGINE, native, schema)
 
 
@@ -88,7 +79,7 @@ def select(source: Relation, columns: Mapping[str, str]) -> Relation:
     fields, projections = [], []
     for new, old in columns.items():
         fields.append(source.schema.field(old).with_name(new))
-        projections.append(column(old).alias(new))
+        projections.append(sqltext.column(old).alias(new))
     return relation(source.native.select(*projections), pa.schema(fields))
 
 
@@ -107,7 +98,11 @@ def filter_rows(source: Relation, predicate: str) -> Relation:
 
 def within(source: Relation, window: TimeRange) -> Relation:
     """Filter rows by a time range."""
-    time, start, end = column(window.column), timestamp(window.start), timestamp(window.end)
+    time, start, end = (
+        sqltext.column(window.column),
+        sqltext.timestamp(window.start),
+        sqltext.timestamp(window.end),
+    )
     if window.closed == "left":
         in_range = (time >= start) & (time < end)
     else:
@@ -139,14 +134,14 @@ def run_sql(
         hidden = _create_views(session, tables)
         try:
             with _bind_parsed_parameters(session):
-                native = session.sql(convert_parameters(query), args=dict(parameters))
+                native = session.sql(sqltext.convert_parameters(query), args=dict(parameters))
         except PySparkException as error:
             raise InvalidSql(f"Spark rejects the query: {first_line(error)}") from error
         finally:
             for name in tables:
                 session.catalog.dropTempView(name)
             for name, frame in hidden.items():
-                frame.createOrReplaceTempView(quote(name))
+                frame.createOrReplaceTempView(sqltext.quote(name))
     return relation(native)
 
 
@@ -174,8 +169,8 @@ class QueryTranslator:
         """
         spark_sql, schema = self._translate(query, tables, parameters)
         columns = [
-            f"CAST(`c{index}` AS {type_sql(field.dataType)}) AS {quote(field.name)}"
-            for index, field in enumerate(spark_schema(schema).fields)
+            f"CAST(`c{index}` AS {sqltext.type_sql(field.dataType)}) AS {sqltext.quote(field.name)}"
+            for index, field in enumerate(sqltext.spark_schema(schema).fields)
         ]
         with report_overflows(session):
             result = run_sql(session, spark_sql, tables=tables, parameters=parameters)
@@ -281,11 +276,11 @@ def _create_views(session: SparkSession, tables: Mapping[str, Relation]) -> dict
     """Register relations as temporary views; return the user's views that they shadow."""
     hidden = {}
     for name in tables:
-        view = quote(name)
+        view = sqltext.quote(name)
         if session.catalog.tableExists(view) and session.catalog.getTable(view).isTemporary:
             hidden[name] = session.table(view)
     for name, table in tables.items():
-        table.native.createOrReplaceTempView(quote(name))
+        table.native.createOrReplaceTempView(sqltext.quote(name))
     return hidden
 
 
@@ -293,8 +288,8 @@ def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
     """Return the last row of each key in partition order; all rows with null keys are kept."""
     from pyspark.sql import functions as sf
 
-    keys = list(map(column, key))
-    columns = list(map(column, source.schema.names))
+    keys = list(map(sqltext.column, key))
+    columns = list(map(sqltext.column, source.schema.names))
     has_null = reduce(or_, [key.isNull() for key in keys])
     # The id ascends with partition and row, so it is the order of the rows.
     keyed = source.native.where(~has_null).withColumn(_NUMBER, sf.monotonically_increasing_id())
@@ -319,9 +314,9 @@ def cast_to(frame: DataFrame, target: StructType) -> DataFrame:
         if existing is None:
             columns.append(sf.lit(None).cast(field.dataType).alias(field.name))
         elif existing.dataType == field.dataType:
-            columns.append(column(existing.name).alias(field.name))
+            columns.append(sqltext.column(existing.name).alias(field.name))
         else:
-            columns.append(column(existing.name).cast(field.dataType).alias(field.name))
+            columns.append(sqltext.column(existing.name).cast(field.dataType).alias(field.name))
     return frame.select(*columns)
 
 
@@ -342,7 +337,7 @@ def map_in_arrow(
     ``names`` are the task's input columns. Spark parses names as SQL, so names with dots or
     backticks are replaced by numbers. The task restores them by position.
     """
-    projected = frame.select(*map(column, names))
+    projected = frame.select(*map(sqltext.column, names))
     if any("." in name or "`" in name for name in names):
         projected = projected.toDF(*map(str, range(len(names))))
     import_path = ImportPath(tuple(python_path().split(os.pathsep)))

@@ -13,6 +13,7 @@ from featurestore.model.runtime import usable_cores
 from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage.connections import options_of_connections
+from featurestore_connectors.spark_delta import tasks
 from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
@@ -26,11 +27,6 @@ from featurestore_connectors.spark_delta.tasks import (
     AccumulateTask,
     MapTask,
     StreamTask,
-    accumulate_batches,
-    first_rows,
-    merge_states,
-    merge_table,
-    read_message,
 )
 
 if TYPE_CHECKING:
@@ -69,12 +65,12 @@ def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Resu
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
         # Not a partial function: Spark 4.2 warns that it cannot resolve the type hints.
         states = states.groupBy(group).applyInArrow(
-            lambda table: merge_table(accumulator, table), STATE_FIELDS
+            lambda table: tasks.merge_table(accumulator, table), STATE_FIELDS
         )
     state_rows = states.collect()
     # In the order of partitions, so that float sums do not depend on which task ends first.
     in_order = sorted(state_rows, key=lambda row: row["part"])
-    merged_state = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
+    merged_state = tasks.merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
     return accumulator.finish(merged_state)
 
 
@@ -83,11 +79,11 @@ def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Resu
     threads = min(accumulator.threads, usable_cores())
 
     def state_of(number: int) -> State | None:
-        return accumulate_batches(accumulator, rows.part(number, threads))
+        return tasks.accumulate_batches(accumulator, rows.part(number, threads))
 
     with independent_tasks(threads, "featurestore-aggregate") as pool:
         states = [state for state in pool.map(state_of, range(threads)) if state is not None]
-    return accumulator.finish(merge_states(accumulator, iter(states)))
+    return accumulator.finish(tasks.merge_states(accumulator, iter(states)))
 
 
 def _accumulate_files(
@@ -158,6 +154,6 @@ def _first_messages(messages: DataFrame) -> Iterator[bytes]:
 def _read_messages(
     messages: Iterator[bytes], schema: pa.Schema, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
-    batches = (read_message(message, schema) for message in messages)
+    batches = (tasks.read_message(message, schema) for message in messages)
     with translate_errors("stream"):
-        yield from first_rows(batches, limit)
+        yield from tasks.first_rows(batches, limit)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.types import numpy_type
-from featurestore_connectors.tfrecord import items, planes, wire
+from featurestore_connectors.tfrecord import items, planes, wire, wire_columns
 from featurestore_connectors.tfrecord.items import (
     fill_lists,
     fill_region,
@@ -26,22 +26,7 @@ from featurestore_connectors.tfrecord.items import (
     read_present,
 )
 from featurestore_connectors.tfrecord.template import Checksums, Slot, Template
-from featurestore_connectors.tfrecord.wire_columns import (
-    BYTES,
-    FLOAT,
-    INT64,
-    assemble,
-    binary_parts,
-    bytes_to_arrow,
-    flat_values,
-    from_integers,
-    presence_mask,
-    to_arrow,
-    to_bytes,
-    to_float32,
-    to_int8,
-    to_words,
-)
+from featurestore_connectors.tfrecord.wire_columns import BYTES, FLOAT, INT64
 
 Records = npt.NDArray[np.uint8]
 # Measured: smaller blocks have more overhead from numpy calls, and larger blocks exceed the CPU
@@ -88,18 +73,18 @@ class Encoder:
 
 def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
     """Write the values and nulls of a column to records."""
-    column, valid = slot.field.column, presence_mask(array)
+    column, valid = slot.field.column, wire_columns.presence_mask(array)
     if slot.is_list:
         write_nulls(records, slot, valid)
         fill_lists(records, array, slot)
         return
-    values = flat_values(array, column)
+    values = wire_columns.flat_values(array, column)
     write_nulls(records, slot, valid)
     start, size = slot.offset, slot.field.width * column.items
     if slot.field.is_narrow:
-        _fill_narrow(records, to_int8(values), slot)
+        _fill_narrow(records, wire_columns.to_int8(values), slot)
     elif column.wire == INT64:
-        words = to_words(values).reshape(len(records), column.items)
+        words = wire_columns.to_words(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             # Null lists may contain any items. With zeros, equal rows have equal bytes.
             words[~valid] = 0
@@ -109,7 +94,7 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
         if not wire.write_varints(target, words, width=slot.field.width):
             raise profile_mismatch(column, "a number larger than the maximum")
     elif column.wire == FLOAT:
-        numbers = to_float32(values).reshape(len(records), column.items)
+        numbers = wire_columns.to_float32(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             numbers = np.where(valid[:, None], numbers, np.float32(0))
         # Items of type V are copied at once per record, and not byte by byte.
@@ -117,9 +102,11 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
             numbers
         ).view(f"V{size}")[:, 0]
     elif slot.field.constant:
-        _fill_constant_bytes(records, binary_parts(to_bytes(values)), slot, valid)
+        _fill_constant_bytes(
+            records, wire_columns.binary_parts(wire_columns.to_bytes(values)), slot, valid
+        )
     else:
-        _fill_bytes(records, binary_parts(to_bytes(values)), slot)
+        _fill_bytes(records, wire_columns.binary_parts(wire_columns.to_bytes(values)), slot)
 
 
 def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) -> None:
@@ -203,7 +190,7 @@ def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:
     region = records[:, slot.offset : slot.offset + width * column.items]
     if column.wire == INT64:
         words = wire.read_varints(region.reshape(len(records), column.items, width), width=width)
-        return from_integers(words, column.leaf)
+        return wire_columns.from_integers(words, column.leaf)
     numbers = (
         region.view(f"V{4 * column.items}")[:, 0]
         .copy()
@@ -292,10 +279,10 @@ def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
             result.append(read_lists(records, slot))
             continue
         if column.wire == BYTES:
-            values = bytes_to_arrow(read_bytes(records, slot), column.leaf)
+            values = wire_columns.bytes_to_arrow(read_bytes(records, slot), column.leaf)
         else:
-            values = to_arrow(next(numbers).reshape(-1), column.leaf)
-        result.append(assemble(values, column, read_present(records, slot)))
+            values = wire_columns.to_arrow(next(numbers).reshape(-1), column.leaf)
+        result.append(wire_columns.assemble(values, column, read_present(records, slot)))
     return result
 
 

@@ -19,22 +19,9 @@ from featurestore.arrow.batches import create_item_rows
 from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import DatasetDamaged
-from featurestore_connectors.tfrecord import wire
+from featurestore_connectors.tfrecord import wire, wire_columns
 from featurestore_connectors.tfrecord.template import Field, Slot
-from featurestore_connectors.tfrecord.wire_columns import (
-    BYTES,
-    INT64,
-    WireColumn,
-    assemble,
-    binary_parts,
-    bytes_to_arrow,
-    from_integers,
-    ragged_values,
-    to_arrow,
-    to_bytes,
-    to_float32,
-    to_words,
-)
+from featurestore_connectors.tfrecord.wire_columns import BYTES, INT64, WireColumn
 
 Records = npt.NDArray[np.uint8]
 _HINT = "featurestore td verify lists the damage"
@@ -55,29 +42,31 @@ def encode(array: pa.Array, field: Field) -> tuple[Counts, Bytes]:
     """Encode an array; return the number of bytes per row, and the bytes."""
     column = field.column
     if column.wire == BYTES and column.shape == ():
-        offsets, data = binary_parts(to_bytes(array))
+        offsets, data = wire_columns.binary_parts(wire_columns.to_bytes(array))
         return np.diff(offsets), data
-    counts, values = ragged_values(array, column)
+    counts, values = wire_columns.ragged_values(array, column)
     if column.wire == BYTES:
-        return _encode_strings(counts, to_bytes(values), field)
+        return _encode_strings(counts, wire_columns.to_bytes(values), field)
     if column.wire == INT64:
         data = np.empty((len(values), field.width), np.uint8)
-        if not wire.write_varints(data, to_words(values), width=field.width):
+        if not wire.write_varints(data, wire_columns.to_words(values), width=field.width):
             raise profile_mismatch(column, "a number larger than the maximum")
         return counts * field.width, data.reshape(-1)
-    return counts * field.width, np.ascontiguousarray(to_float32(values)).view(np.uint8)
+    return counts * field.width, np.ascontiguousarray(wire_columns.to_float32(values)).view(
+        np.uint8
+    )
 
 
 def _encode_strings(counts: Counts, values: pa.Array, field: Field) -> tuple[Counts, Bytes]:
     """Encode lists of strings; return the number of bytes per row, and the bytes."""
-    offsets, _ = binary_parts(values)
+    offsets, _ = wire_columns.binary_parts(values)
     lengths = np.diff(offsets)
     if lengths.max(initial=0) >= 1 << 7 * field.width:
         raise profile_mismatch(field.column, "a string longer than the maximum")
     # Each string is preceded by the tag of BytesList.value and its length.
     heads = np.full((len(values), field.item_head), wire.FEATURES, np.uint8)
     wire.write_varints(heads[:, 1:], lengths.astype(np.uint64), width=field.width)
-    joined, data = binary_parts(
+    joined, data = wire_columns.binary_parts(
         pc.binary_join_element_wise(rows_to_binary_array(heads), values, _NOTHING)
     )
     ends = np.concatenate([[0], np.cumsum(counts)])
@@ -95,7 +84,7 @@ def decode(data: Bytes, begins: Counts, lengths: Counts, field: Field) -> tuple[
     leaf = field.column.leaf
     if field.item_head:
         counts, offsets, sizes = _locate_strings(data, begins, lengths, field)
-        return counts, bytes_to_arrow(
+        return counts, wire_columns.bytes_to_arrow(
             to_binary_array(sizes, concatenate_ranges(data, offsets, sizes)), leaf
         )
     if (lengths % field.width).any():
@@ -104,9 +93,11 @@ def decode(data: Bytes, begins: Counts, lengths: Counts, field: Field) -> tuple[
     item_bytes = concatenate_ranges(data, begins, lengths)
     if field.column.wire == INT64:
         words = wire.read_varints(item_bytes.reshape(-1, field.width), width=field.width)
-        return lengths // field.width, to_arrow(from_integers(words, leaf), leaf)
+        return lengths // field.width, wire_columns.to_arrow(
+            wire_columns.from_integers(words, leaf), leaf
+        )
     numbers = item_bytes.view("<f4").astype(numpy_type(leaf), copy=False)
-    return lengths // field.width, to_arrow(numbers, leaf)
+    return lengths // field.width, wire_columns.to_arrow(numbers, leaf)
 
 
 def _locate_strings(
@@ -138,7 +129,7 @@ def lists(
 ) -> pa.Array:
     """Return the items of all rows as lists of the column type, with nulls."""
     if column.shape is not None:
-        return assemble(_insert_null_items(values, column, valid), column, valid)
+        return wire_columns.assemble(_insert_null_items(values, column, valid), column, valid)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     nulls, bitmap = 0, None
     if valid is not None:
@@ -159,7 +150,7 @@ def _insert_null_items(
     if len(values) == 0:
         # All rows are null, so the inserted items are new.
         empty = pa.array([b""] * column.items, pa.binary())
-        values, first_items = bytes_to_arrow(empty, column.leaf), first_items * 0
+        values, first_items = wire_columns.bytes_to_arrow(empty, column.leaf), first_items * 0
     return values.take(pa.array((first_items[:, None] + np.arange(column.items)).reshape(-1)))
 
 
@@ -247,7 +238,9 @@ def read_item_rows(records: Records, slot: Slot) -> npt.NDArray[Any]:
     lengths, region = _read_region(records, slot)
     if column.wire == INT64:
         words = region.reshape(len(records), field.longest, field.width)
-        numbers = from_integers(wire.read_varints(words, width=field.width), column.leaf)
+        numbers = wire_columns.from_integers(
+            wire.read_varints(words, width=field.width), column.leaf
+        )
     else:
         numbers = region.view("<f4").astype(numpy_type(column.leaf), copy=False)
     rows = create_item_rows(len(records), field.longest, numbers.dtype)

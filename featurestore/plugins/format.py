@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from featurestore.errors import (
     InvalidArgument,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from featurestore.model.manifest import Manifest
 
 Layout = Mapping[str, Any]
-NumpyArray = npt.NDArray[Any]
+NumpyArray: TypeAlias = "npt.NDArray[Any]"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from functools import cache
+from operator import attrgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
@@ -278,16 +280,11 @@ class JobSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Convert the definition to a JSON object, the inverse of ``from_json``."""
-        options = self.work.options if isinstance(self.work, GroupWork) else None
-        records = [self, self.schedule, self.alerts, self.work, options]
         data = {}
-        for name, stored in _FIELDS.items():
-            attribute = stored.attribute or name
-            owner = next((record for record in records if hasattr(record, attribute)), None)
-            value = stored.default
-            if owner is not None:
-                value = stored.write(getattr(owner, attribute))
-            if not stored.is_optional or value != stored.default:
+        for name, read_value in _find_attributes(self.kind).items():
+            default = _ALL_FIELDS[name].default
+            value = default if read_value is None else _to_json(read_value(self))
+            if name in _FIELDS or value != default:
                 data[name] = value
         return data
 
@@ -334,32 +331,41 @@ def parse_on_error(value: Any) -> Any:
     return "continue" if value == "go_on" else value
 
 
-def _same(value: Any) -> Any:
-    return value
+def _to_json(value: Any) -> Any:
+    """Convert a field of a definition to JSON."""
+    if value is None or isinstance(value, (str, int)):  # most fields, also flags
+        return value
+    if isinstance(value, timedelta):
+        return duration_to_json(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, tuple):
+        return list(map(_item_to_json, value))
+    if isinstance(value, Mapping):
+        return {name: _item_to_json(item) for name, item in value.items()}
+    return _item_to_json(value)
+
+
+def _item_to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.to_json() if hasattr(value, "to_json") else value
 
 
 def _read_strings(value: Mapping[str, object]) -> dict[str, str]:
     return {key: str(item) for key, item in dict(value).items()}
 
 
+def _read_sources(value: Mapping[str, object]) -> dict[str, SourceInput]:
+    return {str(key): SourceInput.from_json(item) for key, item in dict(value).items()}
+
+
 def _read_length(value: str | None) -> timedelta:
     return duration_from_json(value) or timedelta(0)
 
 
-def _write_start(start: datetime | None) -> str | None:
-    return None if start is None else start.isoformat()
-
-
 def _read_start(value: str | None) -> datetime | None:
     return None if value is None else parse_moment(value, argument="start", warn=False)
-
-
-def _write_all(values: tuple[Any, ...]) -> list[Any]:
-    return [value.to_json() for value in values]
-
-
-def _write_object(value: Any) -> dict[str, Any] | None:
-    return None if value is None else value.to_json()
 
 
 @dataclass(frozen=True)
@@ -368,93 +374,93 @@ class _Stored:
 
     Attributes:
         default: The value that is stored if the work has no such field.
-        types: The types of the JSON value; other types are refused by ``read``.
-        write: Converts the attribute to JSON.
-        read: The inverse of ``write``.
+        types: The types of the JSON value; ``read`` refuses other types of ``object``.
+        read: Converts the JSON value to that of the attribute.
         attribute: The name of the attribute, if it differs from the stored name.
-        is_optional: Whether the default is omitted, because the field was added later: without it,
-            the hash of a job does not change.
     """
 
     default: Any = None
     types: type | tuple[type, ...] = object
-    write: Callable[[Any], Any] = _same
-    read: Callable[[Any], Any] = _same
+    read: Callable[[Any], Any] | None = None
     attribute: str = ""
-    is_optional: bool = False
 
 
-_NO_LENGTH = duration_to_json(timedelta(0))
+_TEXT, _NULLABLE_TEXT = _Stored(types=str), _Stored(types=(str, NoneType))
+_NULLABLE_NUMBER = _Stored(types=(int, NoneType))
+_LENGTH = _Stored(duration_to_json(timedelta(0)), read=_read_length)
+_STRINGS = _Stored({}, read=_read_strings)
 # In the order of the stored definitions.
 _FIELDS: Mapping[str, _Stored] = {
-    "name": _Stored(types=str),
-    "kind": _Stored(types=str),
-    "target": _Stored(types=str),
+    "name": _TEXT,
+    "kind": _TEXT,
+    "target": _TEXT,
     "schedule": _Stored(types=str, attribute="cron"),
-    "inputs": _Stored({}, write=dict, read=_read_strings),
+    "inputs": _STRINGS,
     "code": _Stored("", str),
-    "window": _Stored(write=duration_to_json, read=duration_from_json, attribute="width"),
-    "start": _Stored(write=_write_start, read=_read_start),
-    "lookback": _Stored(_NO_LENGTH, write=duration_to_json, read=_read_length),
-    "allowed_lateness": _Stored(_NO_LENGTH, write=duration_to_json, read=_read_length),
-    "timezone": _Stored("UTC", str),
+    "window": _Stored(read=duration_from_json, attribute="width"),
+    "start": _Stored(read=_read_start),
+    "lookback": _LENGTH,
+    "allowed_lateness": _LENGTH,
+    "timezone": _TEXT,
     "closed": _Stored("right", str),
     "mode": _Stored("replace_window", str),
     "validation": _Stored("strict", str),
-    "primary_key": _Stored([], write=list, read=tuple),
-    "event_time": _Stored(types=(str, NoneType)),
-    "created_time": _Stored(types=(str, NoneType)),
-    "partition_by": _Stored([], write=list, read=tuple),
-    "ttl": _Stored(write=duration_to_json, read=duration_from_json),
-    "expectations": _Stored(
-        [],
-        write=lambda expectations: list(map(dict, expectations)),
-        read=lambda expectations: tuple(map(dict, expectations)),
-    ),
+    "primary_key": _Stored([], read=tuple),
+    "event_time": _NULLABLE_TEXT,
+    "created_time": _NULLABLE_TEXT,
+    "partition_by": _Stored([], read=tuple),
+    "ttl": _Stored(read=duration_from_json),
+    "expectations": _Stored([], read=lambda expectations: tuple(map(dict, expectations))),
     "statistics": _Stored(True, bool),
-    "description": _Stored("", str),
-    "tags": _Stored({}, write=dict, read=_read_strings),
-    "input_times": _Stored({}, write=dict, read=_read_strings),
+    "description": _TEXT,
+    "tags": _STRINGS,
+    "input_times": _STRINGS,
     "retries": _Stored(types=int),
-    "catchup": _Stored(types=(int, NoneType)),
+    "catchup": _NULLABLE_NUMBER,
     "on_error": _Stored(types=str, read=parse_on_error),
-    "on_failure": _Stored(write=_write_object, read=FailureAction.from_json),
-    "keep": _Stored(types=(int, NoneType)),
-    "compact": _Stored("auto", is_optional=True),
-    "alert": _Stored(
-        [],
-        write=list,
-        read=lambda names: tuple(map(str, names)),
-        attribute="channels",
-        is_optional=True,
-    ),
-    "remind": _Stored(
-        duration_to_json(REMIND),
-        write=duration_to_json,
-        read=duration_from_json,
-        is_optional=True,
-    ),
-    "sources": _Stored(
-        {},
-        write=lambda sources: {name: source.to_json() for name, source in sources.items()},
-        read=lambda sources: {
-            str(name): SourceInput.from_json(source) for name, source in dict(sources).items()
-        },
-        is_optional=True,
-    ),
-    "tombstone": _Stored(types=(str, NoneType), is_optional=True),
-    "delete_missing": _Stored(False, bool, is_optional=True),
-    "shared": _Stored(False, bool, is_optional=True),
-    "publishes": _Stored(
-        [],
-        write=_write_all,
-        read=lambda targets: tuple(map(PublicationTarget.from_json, targets)),
-        is_optional=True,
-    ),
-    "watched": _Stored(write=_write_object, read=MonitorSpec.from_json, is_optional=True),
-    "stream": _Stored(write=_write_object, read=StreamSpec.from_json, is_optional=True),
-    "registers": _Stored(write=_write_object, read=CatalogTarget.from_json, is_optional=True),
+    "on_failure": _Stored(read=FailureAction.from_json),
+    "keep": _NULLABLE_NUMBER,
 }
+# Fields that were added later: their defaults are omitted, so that the hash of a job without them
+# does not change.
+_LATER_FIELDS: Mapping[str, _Stored] = {
+    "compact": _Stored("auto"),
+    "alert": _Stored([], read=lambda names: tuple(map(str, names)), attribute="channels"),
+    "remind": _Stored(duration_to_json(REMIND), read=duration_from_json),
+    "sources": _Stored({}, read=_read_sources),
+    "tombstone": _NULLABLE_TEXT,
+    "delete_missing": _Stored(False, bool),
+    "shared": _Stored(False, bool),
+    "publishes": _Stored([], read=lambda items: tuple(map(PublicationTarget.from_json, items))),
+    "watched": _Stored(read=MonitorSpec.from_json),
+    "stream": _Stored(read=StreamSpec.from_json),
+    "registers": _Stored(read=CatalogTarget.from_json),
+}
+
+
+_ALL_FIELDS = {**_FIELDS, **_LATER_FIELDS}
+
+
+@cache
+def _find_attributes(kind: JobKind) -> dict[str, attrgetter[Any] | None]:
+    """Return how a field is read from a definition of a kind; None if it has no such field."""
+    work_type = _WORK_TYPES[kind]
+    records: dict[str, type[DataclassInstance]] = {
+        "": JobSpec,
+        "schedule.": Schedule,
+        "alerts.": Alerts,
+        "work.": work_type,
+    }
+    if issubclass(work_type, GroupWork):
+        records["work.options."] = GroupOptions
+    attributes: dict[str, attrgetter[Any] | None] = {}
+    for name, stored in _ALL_FIELDS.items():
+        attribute, attributes[name] = stored.attribute or name, None
+        for path, record_type in records.items():
+            if attribute in _field_names(record_type) or hasattr(record_type, attribute):
+                attributes[name] = attrgetter(f"{path}{attribute}")
+                break
+    return attributes
 
 
 def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -464,25 +470,29 @@ def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         InvalidJob: A value has another type.
         KeyError, TypeError, ValueError: A field is missing, unknown or invalid.
     """
-    unknown = [name for name in {**data} if name not in _FIELDS]
+    unknown = set(data).difference(_ALL_FIELDS)
     if unknown:
-        raise ValueError(f"unknown fields {unknown}")
+        raise ValueError(f"unknown fields {sorted(unknown)}")
     values: dict[str, Any] = {}
-    for name, stored in _FIELDS.items():
-        if stored.is_optional and name not in data:
-            if stored.default is not None:
-                values[stored.attribute or name] = stored.read(stored.default)
+    for name, stored in _ALL_FIELDS.items():
+        if name in _LATER_FIELDS and name not in data and stored.default is None:
             continue
+        value = data.get(name, stored.default) if name in _LATER_FIELDS else data[name]
         # A registry may contain the definitions of another store.
-        if not isinstance(data[name], stored.types):
-            raise _damaged_definition_error(f"{name} is {data[name]!r}")
-        values[stored.attribute or name] = stored.read(data[name])
+        if not isinstance(value, stored.types):
+            raise _damaged_definition_error(f"{name} is {value!r}")
+        values[stored.attribute or name] = value if stored.read is None else stored.read(value)
     return values
+
+
+@cache
+def _field_names(record_type: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(record_type))
 
 
 def _build(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
     """Build a record from those values that are its fields."""
-    names = [field.name for field in fields(record_type)]
+    names = _field_names(record_type)
     return record_type(**{name: values[name] for name in names if name in values})
 
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
 from featurestore.model.display import escape_controls, escape_line
-from featurestore.model.json_object import translate_parse_errors
+from featurestore.model.json_object import JsonDict, translate_parse_errors
 from featurestore.model.names import check_name, parse_secret
 from featurestore.model.times import parse_moment
 
@@ -64,7 +64,7 @@ class Alert:
             shown.append(f"- and {len(self.lines) - _MAX_LINES} more")
         return "\n".join([self.title, *shown])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the JSON payload for webhooks; Slack displays its ``text``."""
         return {
             "id": self.id,

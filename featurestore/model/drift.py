@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from featurestore.model import display
-from featurestore.model.json_object import check_format
+from featurestore.model.json_object import JsonDict, JsonMapping, check_format
 from featurestore.model.statistics_text import format_share
 
 # JSON returns these tuples as lists.
@@ -73,8 +72,8 @@ class DriftReport:
     0 of 2 features drifted
     """
 
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
+    before: JsonMapping
+    after: JsonMapping
     rows_before: int
     rows_after: int
     features: tuple[FeatureDrift, ...]
@@ -141,7 +140,7 @@ class DriftReport:
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         return {
             "format": DRIFT_FORMAT,
@@ -158,7 +157,7 @@ class DriftReport:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DriftReport:
+    def from_json(cls, data: JsonMapping) -> DriftReport:
         """Parse the output of ``to_json``.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
@@ -180,20 +179,20 @@ class DriftReport:
         )
 
 
-def _feature_json(feature: FeatureDrift) -> dict[str, Any]:
+def _feature_json(feature: FeatureDrift) -> JsonDict:
     data = asdict(feature)
     for name in _TUPLE_FIELDS:
         data[name] = list(data[name])
     return data
 
 
-def _feature_from_json(data: Mapping[str, Any]) -> FeatureDrift:
+def _feature_from_json(data: JsonMapping) -> FeatureDrift:
     # Tuples again, so that a parsed report equals the original.
     lists = {name: tuple(data[name]) for name in _TUPLE_FIELDS}
     return FeatureDrift(**{**data, **lists})
 
 
-def _source_name(source: Mapping[str, Any]) -> str:
+def _source_name(source: JsonMapping) -> str:
     """Return the display name of a compared table, such as ``weather@v1 #7``."""
     name = str(source.get("featuregroup") or source.get("training_dataset") or "a table")
     if source.get("version") is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from featurestore.model import display
+from featurestore.model.json_object import JsonDict, JsonMapping
 
 # What an erasure does with a finding: "erase" removes the rows, "remove" the file or value, and
 # "rewrite" replaces the text. "list" changes nothing; a person decides.
@@ -32,12 +33,12 @@ class ErasureFinding:
     action: Action
     rows: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         return dict(vars(self))
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ErasureFinding:
+    def from_json(cls, data: JsonMapping) -> ErasureFinding:
         """Parse the output of ``to_json``."""
         return cls(
             str(data["area"]),
@@ -77,7 +78,7 @@ class ErasureReport:
     remaining: Sequence[ErasureFinding] = ()
     models: tuple[str, ...] = ()
     datasets: Mapping[str, str] = field(default_factory=dict)
-    certificate: Mapping[str, Any] | None = field(default=None, repr=False)
+    certificate: JsonMapping | None = field(default=None, repr=False)
     not_searched: tuple[str, ...] = ()
 
     __repr__ = display.record_repr
@@ -87,7 +88,7 @@ class ErasureReport:
         """Whether an erasure was executed and left only listed places."""
         return not self.dry_run and not self.remaining
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         return {
             "keys": list(self.keys),
@@ -101,7 +102,7 @@ class ErasureReport:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ErasureReport:
+    def from_json(cls, data: JsonMapping) -> ErasureReport:
         """Parse the output of ``to_json``."""
         return cls(
             tuple(data["keys"]),
@@ -154,7 +155,7 @@ class ErasureCheck:
         """Whether the certificate is genuine, and the store has no data of the entities."""
         return not self.findings and not self.problems
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         return {
             "certificate": self.certificate,
@@ -167,7 +168,7 @@ class ErasureCheck:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ErasureCheck:
+    def from_json(cls, data: JsonMapping) -> ErasureCheck:
         """Parse the output of ``to_json``."""
         return cls(
             str(data["certificate"]),

@@ -14,6 +14,8 @@ from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReferenc
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.json_object import (
+    JsonDict,
+    JsonMapping,
     JsonObject,
     MalformedJson,
     check_format,
@@ -107,7 +109,7 @@ class FeatureViewSpec:
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
-    transformations: Mapping[str, Any] = field(default_factory=dict)
+    transformations: JsonMapping = field(default_factory=dict)
 
     __repr__ = display.record_repr
 
@@ -149,7 +151,7 @@ class FeatureViewSpec:
             read[feature.group, feature.version] = None
         return tuple(read)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         steps = []
         for step in self.steps:
@@ -193,7 +195,7 @@ class FeatureViewSpec:
         check_format(format_number, ON_DEMAND_FORMAT, subject=subject)
         # The format is checked first, since other fields of a newer format may differ.
         labels = view.optional_text("labels")
-        transformations: Mapping[str, Any] = {}
+        transformations: JsonMapping = {}
         # Absent in formats 1 and 2 without transformations.
         if "transformations" in view:
             transformations = view.object("transformations").read_values(JsonObject.array)
@@ -283,7 +285,7 @@ def _parse_step(data: JsonObject) -> ViewStep:
     return ViewStep(features, join_key, join, on_demand)  # type: ignore[arg-type]
 
 
-def _feature_json(feature: ViewFeature) -> dict[str, Any]:
+def _feature_json(feature: ViewFeature) -> JsonDict:
     data = dict(vars(feature))
     del data["window"]
     if feature.window is not None:

@@ -68,7 +68,7 @@ class JsonObject:
     9223372036854775807
     """
 
-    data: Mapping[str, Any]
+    data: JsonMapping
     path: str = ""
 
     @classmethod
@@ -206,7 +206,7 @@ def check_format(format_number: object, newest: int, *, subject: str) -> None:
         )
 
 
-def seal(data: Mapping[str, Any]) -> bytes:
+def seal(data: JsonMapping) -> bytes:
     """Serialize a JSON object with a checksum, as stored in files.
 
     >>> unseal(seal({"name": "late_flights"}))["name"]
@@ -215,7 +215,7 @@ def seal(data: Mapping[str, Any]) -> bytes:
     return _serialize({**data, CHECKSUM: hashlib.sha256(_serialize(data)).hexdigest()})
 
 
-def unseal(content: bytes) -> dict[str, Any]:
+def unseal(content: bytes) -> JsonDict:
     """Parse the output of ``seal`` and verify its checksum.
 
     Raises:
@@ -230,7 +230,7 @@ def unseal(content: bytes) -> dict[str, Any]:
     return data
 
 
-def parse_object(content: bytes) -> dict[str, Any]:
+def parse_object(content: bytes) -> JsonDict:
     """Parse the JSON object of a file without verifying its checksum.
 
     Raises:
@@ -246,7 +246,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
     return data
 
 
-def seal_line(data: Mapping[str, Any]) -> str:
+def seal_line(data: JsonMapping) -> str:
     """Serialize a JSON object as one line with a checksum at the end, without a newline.
 
     >>> seal_line({"step": 1})
@@ -257,7 +257,7 @@ def seal_line(data: Mapping[str, Any]) -> str:
     return json.dumps({**data, CHECKSUM: digest})
 
 
-def unseal_line(line: str) -> dict[str, Any]:
+def unseal_line(line: str) -> JsonDict:
     """Parse the output of ``seal_line`` and verify its checksum.
 
     Raises:
@@ -288,7 +288,7 @@ def _short_repr(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _serialize(data: Mapping[str, Any]) -> bytes:
+def _serialize(data: JsonMapping) -> bytes:
     # A damaged file may contain a lone surrogate, which must not make the comparison fail.
     text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", errors="surrogatepass")

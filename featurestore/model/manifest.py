@@ -18,6 +18,8 @@ from featurestore.errors import (
 )
 from featurestore.model import display
 from featurestore.model.json_object import (
+    JsonDict,
+    JsonMapping,
     JsonObject,
     MalformedJson,
     check_format,
@@ -173,16 +175,16 @@ class Manifest:
     data_format: str
     seed: int
     key: tuple[str, ...]
-    split_rule: Mapping[str, Any]
+    split_rule: JsonMapping
     block_rows: int
     compression: str | None
     columns: tuple[ManifestColumn, ...]
-    layout: Mapping[str, Any]
+    layout: JsonMapping
     splits: tuple[ManifestSplit, ...]
     files: tuple[ManifestFile, ...]
-    plan: Mapping[str, Any] | None
+    plan: JsonMapping | None
     plan_hash: str | None
-    sources: tuple[Mapping[str, Any], ...]
+    sources: tuple[JsonMapping, ...]
     reproducible: bool
     reproducible_reason: str | None
     description: str = ""
@@ -190,13 +192,13 @@ class Manifest:
     created: str = ""
     run_id: str | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
-    statistics: Mapping[str, Any] = field(default_factory=dict)
+    statistics: JsonMapping = field(default_factory=dict)
     uncovered_rows: int = 0
     dropped_rows: int | None = None
     prefixes: Mapping[str, list[str]] = field(default_factory=dict)
-    view: Mapping[str, Any] | None = None
+    view: JsonMapping | None = None
     transformations: Mapping[str, str] | None = None
-    reads: tuple[Mapping[str, Any], ...] = ()
+    reads: tuple[JsonMapping, ...] = ()
     max_lengths: Mapping[str, int] = field(default_factory=dict)
     missing_labels: MissingLabels | None = None
 
@@ -236,7 +238,7 @@ class Manifest:
         """SHA-256 of the rules that determine the bytes, and of the file hashes."""
         return _content_hash(self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         data = {"format": MANIFEST_FORMAT, **_to_plain_json(self)}
         # Fields that were added later are absent when they are empty, as in earlier manifests.
@@ -296,7 +298,7 @@ def _damaged_error(path: str, reason: str) -> DatasetDamaged:
     )
 
 
-def _content_hash(data: Mapping[str, Any]) -> str:
+def _content_hash(data: JsonMapping) -> str:
     return canonical_hash({name: data[name] for name in _CONTENT_FIELDS})
 
 
@@ -324,7 +326,7 @@ def _parse_manifest(data: JsonObject) -> Manifest:
     view = None
     if "view" in data:
         view = _parse_view(data.object("view"))
-    reads: tuple[Mapping[str, Any], ...] = ()
+    reads: tuple[JsonMapping, ...] = ()
     if "reads" in data:
         reads = tuple(map(_parse_source_read, data.objects("reads")))
     max_lengths: Mapping[str, int] = {}
@@ -380,7 +382,7 @@ def _parse_missing_labels(data: JsonObject) -> MissingLabels:
     return MissingLabels(policy, data.number("rows"))
 
 
-def _parse_source_read(data: JsonObject) -> Mapping[str, Any]:
+def _parse_source_read(data: JsonObject) -> JsonMapping:
     """Parse the record of a source read."""
     for name in ("source", "kind", "query"):
         data.text(name)
@@ -391,7 +393,7 @@ def _parse_source_read(data: JsonObject) -> Mapping[str, Any]:
     return data.data
 
 
-def _parse_view(data: JsonObject) -> Mapping[str, Any]:
+def _parse_view(data: JsonObject) -> JsonMapping:
     data.text("name")
     data.number("version", minimum=1)
     return data.data
@@ -480,7 +482,7 @@ def _parse_sha256(data: JsonObject) -> str:
     return digits
 
 
-def _parse_source(data: JsonObject) -> Mapping[str, Any]:
+def _parse_source(data: JsonObject) -> JsonMapping:
     data.text("featuregroup")
     data.number("version", minimum=1)
     data.number("delta_version")
@@ -491,7 +493,7 @@ def _parse_source(data: JsonObject) -> Mapping[str, Any]:
     return data.data
 
 
-def _parse_statistics(data: JsonObject) -> Mapping[str, Any]:
+def _parse_statistics(data: JsonObject) -> JsonMapping:
     for split in data.data:
         entry = data.object(split)
         _parse_path(entry)
@@ -512,7 +514,7 @@ def _parse_time(data: JsonObject, name: str) -> str:
     return text
 
 
-def format_source(source: Mapping[str, Any]) -> str:
+def format_source(source: JsonMapping) -> str:
     """Format a manifest source for display.
 
     >>> format_source({"featuregroup": "weather", "version": 1, "delta_version": 7})
@@ -524,7 +526,7 @@ def format_source(source: Mapping[str, Any]) -> str:
     return f"{group} Delta version {source['delta_version']}"
 
 
-def read_text(read: Mapping[str, Any]) -> str:
+def read_text(read: JsonMapping) -> str:
     """Format a source read for display.
 
     >>> read_text({"source": "source:shop", "rows": 3, "snapshot": "version 7", "query": "1a2b"})

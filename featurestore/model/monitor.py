@@ -10,6 +10,7 @@ from typing import Any
 
 from featurestore.errors import InvalidJob, did_you_mean
 from featurestore.model import display
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.times import (
     duration_from_json,
     duration_to_json,
@@ -89,7 +90,7 @@ class Baseline:
             return f"as of {version}{self.as_of}"
         return f"version {self.version}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         as_of: Any = self.as_of
         if isinstance(as_of, datetime):
@@ -104,7 +105,7 @@ class Baseline:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Baseline:
+    def from_json(cls, data: JsonMapping) -> Baseline:
         """Parse the output of ``to_json``."""
         as_of: Any = data["as_of"]
         # A number is a Delta version.
@@ -159,7 +160,7 @@ class MonitorSpec:
         others = (self.drift, self.volume, self.metrics, self.commit_freshness, self.model)
         return self.freshness is not None and not any(others)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         features = None
         if self.features is not None:
@@ -185,7 +186,7 @@ class MonitorSpec:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MonitorSpec:
+    def from_json(cls, data: JsonMapping) -> MonitorSpec:
         """Parse the output of ``to_json``; raise KeyError, TypeError or ValueError if invalid."""
         features, volume = data["features"], data["volume"]
         drift = {str(name): float(value) for name, value in dict(data["drift"]).items()}
@@ -273,7 +274,7 @@ class MonitoredModel:
         """The names of all measures and metrics."""
         return (*self.measures, *self.metrics, LABELLED)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         return {
             "model": self.model,
@@ -288,7 +289,7 @@ class MonitoredModel:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MonitoredModel:
+    def from_json(cls, data: JsonMapping) -> MonitoredModel:
         """Parse the output of ``to_json``; raise KeyError, TypeError or ValueError if invalid."""
         version, label = data["version"], data["label"]
         return check_monitored_model(

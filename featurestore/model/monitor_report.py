@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from featurestore.model import display
 from featurestore.model.finding import Finding
-from featurestore.model.json_object import check_format, translate_parse_errors
+from featurestore.model.json_object import (
+    JsonDict,
+    JsonMapping,
+    check_format,
+    translate_parse_errors,
+)
 from featurestore.model.times import Window, parse_moment
 
 State = Literal["ok", "suspect", "alarm", "learning"]
@@ -138,7 +143,7 @@ class MonitorReport:
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
         return {
             "format": REPORT_FORMAT,
@@ -156,7 +161,7 @@ class MonitorReport:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MonitorReport:
+    def from_json(cls, data: JsonMapping) -> MonitorReport:
         """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
         with translate_parse_errors("monitor report"):
             check_format(data.get("format"), REPORT_FORMAT, subject="The monitor report")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from featurestore.errors import ColumnConflict, InvalidArgument
-from featurestore.model.json_object import JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterabl
         used_names.add(feature.name.lower())
 
 
-def find_plan_features(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def find_plan_features(plan: JsonMapping) -> list[JsonMapping]:
     """Return the on-demand features in a plan's JSON, with those of its input plans first."""
     features = []
     left_plan = plan.get("left_plan")

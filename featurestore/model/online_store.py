@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
+from featurestore.model.json_object import JsonDict
 from featurestore.model.names import check_name, parse_credentials
 from featurestore.model.source import check_uri
 
@@ -38,7 +38,7 @@ class OnlineStoreSpec:
 
     __repr__ = display.record_repr
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert the registration to a JSON object, the inverse of ``from_text``."""
         return dict(vars(self))
 

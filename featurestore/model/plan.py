@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -15,6 +15,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidPlan, listing
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.window_features import WindowFunction, micros, value_to_json
 
@@ -43,7 +44,7 @@ class Source:
     rows: int | None = None
     bytes: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the JSON object that identifies the source in plans and manifests."""
         return {
             "featuregroup": self.spec.name,
@@ -107,7 +108,7 @@ class QuerySource:
     tables: tuple[tuple[str, Source], ...]
     varies: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the JSON object of the query in plans and manifests."""
         tables = {}
         for name, source in self.tables:
@@ -258,11 +259,11 @@ class FeaturePlan:
     def _repr_html_(self) -> str:
         return display.preformatted(str(self))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return a JSON object for manifests, with the fields that determine the rows."""
         # Optional fields are absent when they are empty, so that plans without them keep their
         # hash.
-        extra: dict[str, Any] = {}
+        extra: JsonDict = {}
         if self.left_plan is not None:
             extra["left_plan"] = self.left_plan.to_json()
         if self.left_query is not None:
@@ -514,7 +515,7 @@ def build_query_plan(query: QuerySource, schema: pa.Schema) -> FeaturePlan:
     )
 
 
-def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
+def canonical_hash(data: JsonMapping | Sequence[Any]) -> str:
     """Return the SHA-256 of a JSON value, serialized without spaces and with sorted keys.
 
     >>> canonical_hash({"a": 1})[:8]
@@ -524,10 +525,10 @@ def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _window_to_json(window: WindowJoin) -> dict[str, Any]:
+def _window_to_json(window: WindowJoin) -> JsonDict:
     outputs = []
     for aggregate in window.outputs:
-        output: dict[str, Any] = {
+        output: JsonDict = {
             "column": aggregate.column,
             "name": aggregate.name,
             "function": aggregate.function,
@@ -548,7 +549,7 @@ def _window_to_json(window: WindowJoin) -> dict[str, Any]:
     }
 
 
-def _join_to_json(join: Join) -> dict[str, Any]:
+def _join_to_json(join: Join) -> JsonDict:
     ttl = None
     if join.ttl is not None:
         ttl = join.ttl // timedelta(microseconds=1)

@@ -11,7 +11,14 @@ import pyarrow as pa
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import FeatureStoreError, FormatTooNew, ModelDamaged
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.json_object import JsonObject, MalformedJson, check_format, seal, unseal
+from featurestore.model.json_object import (
+    JsonMapping,
+    JsonObject,
+    MalformedJson,
+    check_format,
+    seal,
+    unseal,
+)
 from featurestore.model.names import check_name
 from featurestore.model.paths import MODELS, is_relative_path
 from featurestore.model.run_record import check_run_id
@@ -135,7 +142,7 @@ class ModelSpec:
     flavor: Flavor
     artifact: str
     files: tuple[ModelFile, ...]
-    dataset: Mapping[str, Any]
+    dataset: JsonMapping
     features: FeatureViewSpec
     inputs: tuple[ModelInput, ...]
     outputs: tuple[ModelOutput, ...]

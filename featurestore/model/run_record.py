@@ -16,6 +16,8 @@ from featurestore.errors import RunNotFound
 from featurestore.model.json_object import (
     CHECKSUM,
     LINE_CHECKSUM_LENGTH,
+    JsonDict,
+    JsonMapping,
     JsonObject,
     MalformedJson,
     check_format,
@@ -77,17 +79,17 @@ class RunRecord:
     kind: str
     state: State
     created: str
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: JsonMapping = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     dataset: RunDataset | None = None
     parent: str | None = None
     number: int | None = None
     seed: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    code: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    attempts: tuple[Mapping[str, Any], ...] = ()
-    readers: tuple[Mapping[str, Any], ...] = ()
+    settings: JsonMapping = field(default_factory=dict)
+    code: JsonMapping = field(default_factory=dict)
+    environment: JsonMapping = field(default_factory=dict)
+    attempts: tuple[JsonMapping, ...] = ()
+    readers: tuple[JsonMapping, ...] = ()
     started: str | None = None
     ended: str | None = None
     reason: str | None = None
@@ -113,11 +115,11 @@ class RunRecord:
         ended = utc_now().isoformat()
         return replace(self, state=state, ended=ended, reason=reason, **results)
 
-    def with_attempt(self, attempt: Mapping[str, Any]) -> RunRecord:
+    def with_attempt(self, attempt: JsonMapping) -> RunRecord:
         """Return the record with a further attempt."""
         return replace(self, attempts=(*self.attempts, attempt))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the JSON object in ``run.json``."""
         data = {"format": FORMAT, **vars(self)}
         data["dataset"] = None if self.dataset is None else vars(self.dataset)
@@ -197,7 +199,7 @@ def _parse_files(data: JsonObject) -> Mapping[str, str]:
     return data.object("files").read_values(JsonObject.text)
 
 
-def _parse_objects(data: JsonObject, name: str) -> tuple[Mapping[str, Any], ...]:
+def _parse_objects(data: JsonObject, name: str) -> tuple[JsonMapping, ...]:
     return tuple(item.data for item in data.objects(name))
 
 

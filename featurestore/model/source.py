@@ -13,6 +13,7 @@ from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
 from featurestore.model.arguments import with_suggestions
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.names import RENAME, check_name, check_rename, parse_credentials
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
@@ -47,7 +48,7 @@ class SourceSpec:
 
     __repr__ = display.record_repr
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert the registration to a JSON object, the inverse of ``from_text``."""
         return {
             "name": self.name,
@@ -177,7 +178,7 @@ class SourceInput:
 
     __repr__ = display.record_repr
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert the input to a JSON object, the inverse of ``from_json``."""
         # ``rename`` was added later: without it, the hash of a job stays the same.
         return {name: value for name, value in vars(self).items() if name != "rename" or value}
@@ -252,9 +253,9 @@ class SourceRead:
 
     __repr__ = display.record_repr
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the JSON object of the read, for commits and lineage."""
-        data: dict[str, Any] = {
+        data: JsonDict = {
             "source": f"source:{self.source}",
             "kind": self.kind,
             "query": self.query,
@@ -317,9 +318,9 @@ class SourceReport:
     server: str | None = None
     tables: tuple[SourceTable, ...] = ()
     sampled: str | None = None
-    sample: tuple[Mapping[str, Any], ...] = ()
+    sample: tuple[JsonMapping, ...] = ()
     problems: tuple[str, ...] = ()
-    dialect: Mapping[str, Any] = field(default_factory=dict)
+    dialect: JsonMapping = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
@@ -330,7 +331,7 @@ class SourceReport:
         """Whether the check found no problems."""
         return not self.problems
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the report as a JSON object."""
         return {
             "name": self.name,

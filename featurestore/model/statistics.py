@@ -7,13 +7,17 @@ and null in JSON, never 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from featurestore.errors import FeatureNotFound, listing
 from featurestore.model import display
-from featurestore.model.json_object import check_format, translate_parse_errors
+from featurestore.model.json_object import (
+    JsonDict,
+    JsonMapping,
+    check_format,
+    translate_parse_errors,
+)
 from featurestore.model.roles import Role
 
 STATISTICS_FORMAT = 1
@@ -195,7 +199,7 @@ class Statistics:
     sample_distinct: int = 0
     exact: bool = True
     seed: int = 0
-    source: Mapping[str, Any] = field(default_factory=dict)
+    source: JsonMapping = field(default_factory=dict)
 
     def __repr__(self) -> str:
         from featurestore.model.statistics_text import describe
@@ -232,7 +236,7 @@ class Statistics:
             return 0.0
         return float(self.sample_distinct**-0.5)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``.
 
         See ``statistics.schema.json``.
@@ -264,7 +268,7 @@ class Statistics:
         return json.dumps(self.to_json(), ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Statistics:
+    def from_json(cls, data: JsonMapping) -> Statistics:
         """Parse the output of ``to_json``.
 
         Raises:
@@ -292,7 +296,7 @@ class Statistics:
             )
 
 
-def _column_json(column: ColumnStatistics) -> dict[str, Any]:
+def _column_json(column: ColumnStatistics) -> JsonDict:
     data = dict(vars(column))
     # The names in the published JSON schema.
     data["min"] = data.pop("minimum")
@@ -313,7 +317,7 @@ def _column_json(column: ColumnStatistics) -> dict[str, Any]:
     return data
 
 
-def _column_from_json(data: Mapping[str, Any]) -> ColumnStatistics:
+def _column_from_json(data: JsonMapping) -> ColumnStatistics:
     fields = dict(data)
     fields["minimum"] = fields.pop("min")
     fields["maximum"] = fields.pop("max")
@@ -327,7 +331,7 @@ def _column_from_json(data: Mapping[str, Any]) -> ColumnStatistics:
     return ColumnStatistics(**fields)
 
 
-def _correlations_json(correlations: Correlations | None) -> dict[str, Any] | None:
+def _correlations_json(correlations: Correlations | None) -> JsonDict | None:
     if correlations is None:
         return None
     return {
@@ -338,7 +342,7 @@ def _correlations_json(correlations: Correlations | None) -> dict[str, Any] | No
 
 
 def _correlations_from_json(
-    method: Literal["pearson", "spearman"], data: Mapping[str, Any] | None
+    method: Literal["pearson", "spearman"], data: JsonMapping | None
 ) -> Correlations | None:
     if data is None:
         return None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from featurestore.model.display import escape_line, value_text
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 
 _MAX_LINES = 20
@@ -77,7 +75,7 @@ def format_share(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def format_source_name(source: Mapping[str, Any]) -> str:
+def format_source_name(source: JsonMapping) -> str:
     """Format a statistics source for display.
 
     >>> format_source_name({"featuregroup": "weather", "version": 2, "delta_version": 7})

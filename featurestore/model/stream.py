@@ -13,6 +13,7 @@ from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, did_you_mean, listing
 from featurestore.model import display
+from featurestore.model.json_object import JsonDict
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration, parse_duration
 
@@ -99,7 +100,7 @@ class StreamSpec:
         # version is not greater than the last one of its application.
         return name if self.generation == 1 else f"{name}#{self.generation}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert the specification to a JSON object, the inverse of ``from_json``."""
         data = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
         data["renames"] = dict(self.renames)

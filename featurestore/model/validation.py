@@ -9,7 +9,7 @@ from datetime import date, datetime
 from typing import Any
 
 from featurestore.model import display
-from featurestore.model.json_object import check_format, float_value
+from featurestore.model.json_object import JsonDict, JsonMapping, check_format, float_value
 from featurestore.model.names import parse_reference
 
 REPORT_FORMAT = 1
@@ -40,7 +40,7 @@ class FeatureComparison:
         return f"__fs_exists_{digest[:16]}"
 
     @classmethod
-    def from_expectation(cls, expectation: Mapping[str, Any]) -> FeatureComparison | None:
+    def from_expectation(cls, expectation: JsonMapping) -> FeatureComparison | None:
         """Return the comparison of an expectation, or None if it reads only its own table.
 
         >>> kwargs = {"column": "customer", "feature": "customers.id"}
@@ -62,13 +62,13 @@ class ExpectationResult:
     ``is_error`` marks an expectation that could not be evaluated; ``message`` is the reason.
     """
 
-    expectation: Mapping[str, Any]
+    expectation: JsonMapping
     success: bool
     rows: int
     unexpected: int = 0
     row_level: bool = True
     observed: Any = None
-    samples: tuple[Mapping[str, Any], ...] = ()
+    samples: tuple[JsonMapping, ...] = ()
     message: str = ""
     warning: bool = False
     is_error: bool = False
@@ -99,7 +99,7 @@ class ValidationReport:
     rows_quarantined: int = 0
     delta_version: int | None = None
     run_id: str | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: JsonMapping = field(default_factory=dict)
 
     __repr__ = display.record_repr
 
@@ -156,7 +156,7 @@ class ValidationReport:
             checks
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json`` except for sample values.
 
         See ``validation_report.schema.json``.
@@ -181,7 +181,7 @@ class ValidationReport:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ValidationReport:
+    def from_json(cls, data: JsonMapping) -> ValidationReport:
         """Parse the output of ``to_json``; sample values keep their JSON representation."""
         check_format(data.get("format"), REPORT_FORMAT, subject="The validation report")
         return cls(
@@ -229,7 +229,7 @@ def to_plain_json(value: Any) -> Any:
     return str(value)
 
 
-def _result_json(result: ExpectationResult) -> dict[str, Any]:
+def _result_json(result: ExpectationResult) -> JsonDict:
     # Versions without this field can read all other reports.
     error = {"is_error": True} if result.is_error else {}
     return {
@@ -246,7 +246,7 @@ def _result_json(result: ExpectationResult) -> dict[str, Any]:
     }
 
 
-def describe(expectation: Mapping[str, Any]) -> str:
+def describe(expectation: JsonMapping) -> str:
     """Format an expectation for display.
 
     >>> describe({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "age"}})

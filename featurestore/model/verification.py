@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from featurestore.model import display
+from featurestore.model.json_object import JsonDict, JsonMapping
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class GroupVerifyReport:
         """Whether all checked files match the checksums in the log."""
         return not self.problems
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the report as a JSON object."""
         return {
             "featuregroup": self.featuregroup,
@@ -86,7 +85,7 @@ class GroupVerifyReport:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> GroupVerifyReport:
+    def from_json(cls, content: JsonMapping) -> GroupVerifyReport:
         """Return the report in a JSON object."""
         values = {name: value for name, value in content.items() if name != "ok"}
         values["problems"] = tuple(FileProblem(**problem) for problem in content["problems"])

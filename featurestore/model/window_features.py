@@ -29,6 +29,8 @@ from featurestore.model.arguments import with_suggestions
 from featurestore.model.display import escape_line
 from featurestore.model.json_object import (
     MAX_INT64,
+    JsonDict,
+    JsonMapping,
     JsonObject,
     MalformedJson,
     translate_parse_errors,
@@ -209,7 +211,7 @@ def parse_window(text: str) -> WindowFeature:
     return window(match["feature"].strip(), match["function"], over=over, name=match["name"])  # type: ignore[arg-type]
 
 
-def window_to_json(feature: WindowFeature) -> dict[str, Any]:
+def window_to_json(feature: WindowFeature) -> JsonDict:
     """Convert an aggregate to a JSON object, the inverse of ``window_from_json``."""
     key = None
     if feature.key is not None:
@@ -384,7 +386,7 @@ class WindowLineage:
             where=feature.where,
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the JSON object of an aggregate, without its group."""
         return {
             "name": self.name,
@@ -412,7 +414,7 @@ def format_window(over: timedelta | None, offset: timedelta, *, time: str) -> st
     return f"({start}, {end}]"
 
 
-def parse_plan_windows(plan: Mapping[str, Any], *, columns: Collection[str]) -> list[WindowLineage]:
+def parse_plan_windows(plan: JsonMapping, *, columns: Collection[str]) -> list[WindowLineage]:
     """Return the window aggregates among the result columns of a plan in JSON.
 
     Malformed entries are omitted: manifests may come from other stores.
@@ -485,7 +487,7 @@ def _default_name(
     return "_".join(words)
 
 
-def _iter_plan_windows(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
+def _iter_plan_windows(plan: JsonMapping) -> Iterator[WindowLineage]:
     """Yield the window aggregates of a plan in JSON and of its input plans."""
     left_plan = plan.get("left_plan")
     if isinstance(left_plan, Mapping):

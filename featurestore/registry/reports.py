@@ -6,7 +6,6 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable
-from datetime import datetime
 from typing import cast
 
 import sqlalchemy as sa
@@ -75,16 +74,12 @@ def monitor_report_of_window(
         return MonitorReport.from_json(json.loads(text))
 
 
-def monitor_reports_out_of_bounds(
-    connection: Connection, monitor: str, *, before: datetime | None = None
-) -> list[MonitorReport]:
-    """Return the out-of-bounds reports, optionally for windows that end by ``before``."""
+def monitor_reports_out_of_bounds(connection: Connection, monitor: str) -> list[MonitorReport]:
+    """Return the out-of-bounds reports of a monitor."""
     columns = monitor_results.c
     query = sa.select(columns.report).where(
         columns.monitor == monitor, columns.state.in_(["alarm", "suspect"])
     )
-    if before is not None:
-        query = query.where(columns.window_end <= to_micros(before))
     with translate_parse_errors(f"a report of monitor {monitor!r}"):
         return [
             MonitorReport.from_json(json.loads(text))

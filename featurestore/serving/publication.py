@@ -383,14 +383,7 @@ class _Publisher:
             self._delete_generation(record.generation)
         if expired:
             # After the values, so that an interrupted removal is repeated.
-            self.lease.update(
-                lambda state: replace(
-                    state,
-                    retired=tuple(
-                        publication for publication in state.retired if publication not in expired
-                    ),
-                )
-            )
+            self.lease.update(lambda state: state.without_retired(expired))
 
     def _delete_generation(self, generation: int) -> None:
         for group in _columns_by_group(self.spec):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -290,6 +290,11 @@ class ViewState:
             return self
         other_generations = [record for record in self.retired if record.generation != generation]
         return replace(self, retired=(*other_generations, RetiredGeneration(generation, since)))
+
+    def without_retired(self, removed: Set[RetiredGeneration]) -> ViewState:
+        """Return the state without generations whose values were removed."""
+        retired = tuple([record for record in self.retired if record not in removed])
+        return replace(self, retired=retired)
 
     def with_group(self, group: GroupId, state: GroupState) -> ViewState:
         """Return the state with another state of a group."""

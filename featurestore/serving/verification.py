@@ -106,12 +106,11 @@ def verify(
             f"sample={sample!r} is not a positive number of entities.", hint="sample=1000"
         )
     # An inner join would drop entities without values, which a server returns as missing.
-    spec = replace(spec, steps=tuple([replace(step, join="left") for step in spec.steps]))
+    spec = _change_steps(spec, join="left")
     with closing(open_server(session, spec, online=online)) as server:
         if None in server.entity_types.values():
             # The type of a request value is unknown without a request.
-            steps = [replace(step, on_demand=()) for step in spec.steps]
-            spec = replace(spec, steps=tuple(steps))
+            spec = _change_steps(spec, on_demand=())
             return verify(session, spec, online=online, sample=sample, at=at)
         instant = server.clock.now_micros()
         if at is not None:
@@ -163,6 +162,10 @@ def verify(
         vectors=len(rows),
         differences=tuple(differences),
     )
+
+
+def _change_steps(spec: FeatureViewSpec, **changes: Any) -> FeatureViewSpec:
+    return replace(spec, steps=tuple([replace(step, **changes) for step in spec.steps]))
 
 
 @dataclass(frozen=True)

@@ -225,25 +225,16 @@ def with_dtypes(
     Raises:
         InvalidArgument: The cells of a vector have several dtypes.
     """
-    if spec.arrays == "matrix" and DOUBLE in recorded:
-        # The function converted a matrix to doubles after it was rounded.
-        return replace(
-            spec,
-            inputs=tuple(
-                replace(
-                    model_input,
-                    narrow=model_input.narrow or form == "matrix",
-                    dtype=ColumnDtype(DOUBLE, from_arrays=True),
-                )
-                for model_input in spec.inputs
-            ),
-        )
-    if spec.arrays not in DATAFRAMES:
+    is_double = spec.arrays == "matrix" and DOUBLE in recorded
+    if spec.arrays not in DATAFRAMES and not is_double:
         return spec
     inputs = []
     for model_input in spec.inputs:
-        name = model_input.name
-        if recorded:
+        name, narrow = model_input.name, model_input.narrow
+        if is_double:
+            # The function converted a matrix to doubles after it was rounded.
+            narrow, dtype = narrow or form == "matrix", ColumnDtype(DOUBLE, from_arrays=True)
+        elif recorded:
             own_dtypes = [recorded[name]] if name in recorded else _cell_dtypes(recorded, name)
             if len(own_dtypes) != 1:
                 raise InvalidArgument(
@@ -254,7 +245,7 @@ def with_dtypes(
             dtype = replace(own_dtypes[0], from_arrays=form != "frame" or is_cells)
         else:
             dtype = _read_dtype(spec, fitted, model_input, rows, form=form)
-        inputs.append(replace(model_input, dtype=dtype))
+        inputs.append(replace(model_input, narrow=narrow, dtype=dtype))
     return replace(spec, inputs=tuple(inputs))
 
 

@@ -117,13 +117,14 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     complete = trial.complete
     if arrays in DATAFRAMES and request.arrays is None and recorded is None:
         complete = trial.complete_frames
-    spec = replace(complete(spec, training), features=features)
-    content = None
-    if fitted is not None:
-        content = fitted.to_bytes()
-        spec = replace(spec, transformations=fitted.sha256)
+    sha256 = None if fitted is None else fitted.sha256
     return catalog.publish(
-        run.session, spec, annotations, artifact=path, fitted=content, version=request.version
+        run.session,
+        replace(complete(spec, training), features=features, transformations=sha256),
+        annotations,
+        artifact=path,
+        fitted=None if fitted is None else fitted.to_bytes(),
+        version=request.version,
     )
 
 

@@ -18,9 +18,7 @@ from featurestore.arrow.column_names import quoted
 from featurestore.arrow.conversions import cast_values, parse_target
 from featurestore.arrow.frames import (
     Columns,
-    check_columns,
-    columns_from_array,
-    columns_from_rows,
+    columns_in_memory,
     is_duckdb_relation,
     is_iterator,
     library_name,
@@ -28,9 +26,9 @@ from featurestore.arrow.frames import (
     table_from_columns,
 )
 from featurestore.arrow.spark_frames import cast_frame, is_connect_object, with_arrow_types
-from featurestore.arrow.unstorable import cast_for_arrow, translate_query_errors
+from featurestore.arrow.unstorable import cast_for_arrow, stream_relation, translate_query_errors
 from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType, did_you_mean
-from featurestore.ingest import BATCH_ROWS, open_stream
+from featurestore.ingest import open_stream
 
 Targets = Mapping[str, Target]
 Renames = Mapping[Any, str] | Sequence[str]
@@ -107,7 +105,7 @@ def rename_all(df: Any, rename_columns: RenameColumns) -> Any:
     convert = _RENAMES.get(_form_of(df))
     if convert is not None:
         return convert(df, rename_columns)
-    columns = _columns_in_memory(df)
+    columns = columns_in_memory(df) or _series_columns(df)
     if columns is not None:
         return Columns(zip(rename_columns(list(columns)), columns.values(), strict=True))
     if is_iterator(df):
@@ -125,12 +123,15 @@ def _cast(df: Any, targets: Targets) -> Any:
     convert = _CASTS.get(_form_of(df))
     if convert is not None:
         return convert(df, targets)
-    columns = _columns_in_memory(df)
+    columns = columns_in_memory(df) or _series_columns(df)
     if columns is not None:
         _check_known(targets, columns)
         for name, target in targets.items():
             columns[name] = cast_values(columns[name], target, name=name)
-        return _to_table(columns)
+        try:
+            return table_from_columns(columns)
+        except (UnsupportedType, InvalidName):  # of other columns, for which hints follow
+            return Columns(columns)
     if is_iterator(df):
         return (_cast(frame, targets) for frame in df)
     return _cast_reader(open_stream(df), targets)
@@ -166,17 +167,14 @@ def _cast_spark(df: Any, targets: Targets) -> Any:
 
 def _cast_duckdb(df: Any, targets: Targets) -> pa.RecordBatchReader:
     _check_known(targets, df.columns)
-    rows = cast_for_arrow(df, targets)
-    with translate_query_errors():
-        # The name since DuckDB 1.4, and before.
-        reader = getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(BATCH_ROWS)
-    return _cast_reader(reader, targets)
+    return _cast_reader(stream_relation(cast_for_arrow(df, targets)), targets)
 
 
 def _cast_pandas(df: Any, targets: Targets) -> Any:
     import pandas
 
-    df = _with_index_columns(df, targets)
+    if any(level in targets for level in df.index.names if level is not None):
+        df = df.reset_index()
     _check_known(targets, df.columns)
     columns = {}
     for name, target in targets.items():
@@ -184,12 +182,6 @@ def _cast_pandas(df: Any, targets: Targets) -> Any:
         chunks = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
         columns[name] = pandas.Series(pandas.arrays.ArrowExtensionArray(chunks), index=df.index)
     return df.assign(**columns)
-
-
-def _with_index_columns(df: Any, names: Mapping[Any, object]) -> Any:
-    """Return a pandas dataframe whose named index is columns, if one of the names is a level."""
-    levels = [level for level in df.index.names if level is not None]
-    return df.reset_index() if any(level in names for level in levels) else df
 
 
 def _cast_polars(df: Any, targets: Targets) -> Any:
@@ -227,16 +219,9 @@ def _cast_reader(reader: pa.RecordBatchReader, targets: Targets) -> pa.RecordBat
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _columns_in_memory(df: Any) -> dict[Any, Any] | None:
-    """Return the columns of rows, dicts, arrays and series; None for other dataframes."""
-    library = library_name(df)
-    if library == "numpy":
-        return columns_from_array(df)
-    if isinstance(df, Mapping):
-        return check_columns(df)
-    if isinstance(df, list | tuple):
-        return columns_from_rows(df)
-    if library != "pandas":
+def _series_columns(df: Any) -> dict[Any, Any] | None:
+    """Return the columns of a series or index of pandas, None for other objects."""
+    if library_name(df) != "pandas":
         return None
     if hasattr(df, "levels"):
         frame = df.to_frame(index=False)
@@ -249,14 +234,6 @@ def _columns_in_memory(df: Any) -> dict[Any, Any] | None:
         if level is not None:  # the named index of a series
             columns = {level: df.index.get_level_values(level), **columns}
     return columns
-
-
-def _to_table(columns: dict[Any, Any]) -> Any:
-    """Return a table; columns that Arrow cannot represent, for which hints follow, remain as they are."""
-    try:
-        return table_from_columns(columns)
-    except (UnsupportedType, InvalidName):
-        return Columns(columns)
 
 
 def _check_known(names: Mapping[Any, object], available: Any) -> None:

@@ -19,7 +19,7 @@ converted by ``arrow.types``, with these effects on values:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -57,9 +57,7 @@ from featurestore.arrow.fitting import (
 )
 from featurestore.arrow.frames import (
     bare_array_error,
-    check_columns,
-    columns_from_array,
-    columns_from_rows,
+    columns_in_memory,
     interval_sides,
     is_duckdb_relation,
     library_name,
@@ -84,10 +82,12 @@ from featurestore.arrow.types import (
 )
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
+    STREAM_ROWS,
     EncodedArrayCheck,
     binary_columns,
     cast_to_storable_types,
     nanoseconds_hint,
+    stream_relation,
     translate_query_errors,
 )
 from featurestore.arrow.untyped import adopt_types
@@ -107,7 +107,6 @@ if TYPE_CHECKING:
     from featurestore.model.source import SourceRead
     from featurestore.plugins.engine import Engine, Relation
 
-BATCH_ROWS = 65_536
 _CHECKED_ROWS = 20
 # Rows that are checked for date strings.
 _PEEK_ROWS = 1000
@@ -462,37 +461,18 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
         return _reader(pa.Table.from_batches([df]))
     if isinstance(df, pa.Table):
         return _reader(df)
-    module = library_name(df)
-    opener = {
-        "pandas": _from_pandas,
-        "polars": _from_polars,
-        "numpy": _from_numpy,
-        "pyspark": _from_spark,
-        "datasets": _from_huggingface,
-    }.get(module)
-    if opener is not None:
-        return opener(df)
-    if is_duckdb_relation(df):
-        # DuckDB 1.4 renamed fetch_arrow_reader to to_arrow_reader. Names are checked before the
-        # connection has an open result, which would block the caller's next query.
-        check_feature_names(df.columns)
-        rows = cast_to_storable_types(df)
-        with translate_query_errors():
-            return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(BATCH_ROWS)
+    columns = columns_in_memory(df)
+    if columns is not None:
+        return _reader(table_from_columns(columns))
+    library = "duckdb relation" if is_duckdb_relation(df) else library_name(df)
+    if library in _OPENERS:
+        return _OPENERS[library](df)
     if isinstance(df, pa.Array | pa.ChunkedArray):
         return _from_structs(df)
     if hasattr(df, "__arrow_c_stream__"):
         return _from_capsule(df)
     if hasattr(df, "scanner"):
         return df.scanner().to_reader()  # a pyarrow dataset of an older pyarrow
-    return _from_python(df, like)
-
-
-def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
-    if isinstance(df, list | tuple):
-        return _reader(table_from_columns(columns_from_rows(df)))
-    if isinstance(df, Mapping):
-        return _reader(table_from_columns(check_columns(df)))
     if isinstance(df, Iterator):
         return _from_iterator(df, like)
     raise not_a_dataframe_error(df)
@@ -584,10 +564,6 @@ def _from_polars(df: Any) -> pa.RecordBatchReader:
     return _reader(table_from_polars(df))
 
 
-def _from_numpy(array: Any) -> pa.RecordBatchReader:
-    return _reader(table_from_columns(columns_from_array(array)))
-
-
 def _from_spark(df: Any) -> pa.RecordBatchReader:
     # ``GroupedData`` and other objects of pyspark.
     if not hasattr(df, "toArrow"):
@@ -608,8 +584,20 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
     return _reader(table)
 
 
-def _from_huggingface(df: Any) -> pa.RecordBatchReader:
-    return _from_iterator(dataset_batches(df), None)
+def _from_duckdb(df: Any) -> pa.RecordBatchReader:
+    # Names are checked before the connection has an open result, which would block the caller's
+    # next query.
+    check_feature_names(df.columns)
+    return stream_relation(cast_to_storable_types(df))
+
+
+_OPENERS: dict[str, Callable[[Any], pa.RecordBatchReader]] = {
+    "pandas": _from_pandas,
+    "polars": _from_polars,
+    "pyspark": _from_spark,
+    "duckdb relation": _from_duckdb,
+    "datasets": lambda df: _from_iterator(dataset_batches(df), None),
+}
 
 
 def _from_structs(df: pa.Array | pa.ChunkedArray) -> pa.RecordBatchReader:
@@ -844,4 +832,4 @@ def _contains_naive_time(dtype: pa.DataType) -> bool:
 
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:
-    return table.to_reader(max_chunksize=BATCH_ROWS)
+    return table.to_reader(max_chunksize=STREAM_ROWS)

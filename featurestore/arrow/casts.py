@@ -53,12 +53,16 @@ def cast_array(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     >>> cast_array(pa.array([[1, 2], None]), pa.list_(pa.int64(), 2)).type
     FixedSizeListType(fixed_size_list<item: int64>[2])
     """
-    if _is_same_type(array.type, dtype):
+    # Arrow's equality of nested types ignores list item names.
+    is_same_text = not is_nested(dtype) or str(array.type) == str(dtype)
+    if array.type == dtype and is_same_text:
         return array
     if isinstance(array, pa.ExtensionArray):
         return cast_array(array.storage, dtype)
     if pat.is_null(array.type) or pat.is_null(dtype):
-        return _cast_nulls(array, dtype)
+        if array.null_count < len(array):
+            raise pa.ArrowInvalid("a column of nulls has a value")
+        return pa.nulls(len(array), dtype)
     if is_encoded(array.type):
         return decode(array, partial(cast_array, dtype=dtype))
     if is_nested(dtype) and is_nested(array.type):
@@ -127,17 +131,6 @@ def cast_bytes(array: Any, dtype: pa.DataType) -> Any:
     if _contains_fixed_binary(array.type):
         array = pa.concat_arrays([array, array.slice(0, 0)])
     return array.cast(dtype)
-
-
-def _is_same_type(first: pa.DataType, second: pa.DataType) -> bool:
-    # Arrow's equality of nested types ignores list item names.
-    return bool(first == second) and (not is_nested(first) or str(first) == str(second))
-
-
-def _cast_nulls(array: pa.Array, dtype: pa.DataType) -> pa.Array:
-    if array.null_count < len(array):
-        raise pa.ArrowInvalid("a column of nulls has a value")
-    return pa.nulls(len(array), dtype)
 
 
 def _cast_nested(array: pa.Array, dtype: pa.DataType) -> pa.Array:

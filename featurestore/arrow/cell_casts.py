@@ -30,6 +30,7 @@ from featurestore.arrow.hints import (
     cast_hint,
     format_type,
 )
+from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.types import (
     feature_type,
     is_exact,
@@ -250,7 +251,11 @@ def suggest_type(cells: Sequence[Any]) -> pa.DataType:
     present = [_unwrap(cell) for cell in cells if not is_missing(cell)]
     categories = classify_cells(present)
     if categories <= {"text", "bytes", "numpy void"}:
-        return pa.string() if categories == {"text"} and _are_encodable(present) else pa.binary()
+        return (
+            pa.string()
+            if categories == {"text"} and all(map(is_utf8_string, present))
+            else pa.binary()
+        )
     if "complex" in categories and categories <= {"complex", *NUMBERS}:
         return pa.list_(pa.float64(), 2)
     if "Fraction" in categories and categories <= {"Fraction", "int", "numpy int"}:
@@ -295,14 +300,6 @@ def _suggest_struct(cells: Sequence[Mapping[Any, Any]]) -> pa.DataType:
         return pa.list_(pa.field("item", pa.struct(entries)))
     dtype = pa.struct([(key, suggest_type([cell.get(key) for cell in cells])) for key in keys])
     return feature_type(dtype) or pa.string()
-
-
-def _are_encodable(texts: Sequence[str]) -> bool:
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def is_numeric(dtype: pa.DataType) -> bool:

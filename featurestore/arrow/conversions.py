@@ -285,10 +285,6 @@ def _find_cast_of_scalars(source: pa.DataType, target: Target) -> Cast | None:
     return None
 
 
-def _is_finer(dtype: pa.DataType) -> bool:
-    return bool(pat.is_timestamp(dtype) and dtype.unit == "ns")
-
-
 def _parse(strings: pa.Array, target: Target) -> pa.Array:
     """Parse strings; invalid ones become null if the caller allows it."""
     rules = TextRules(
@@ -341,7 +337,7 @@ def _cast_times(times: pa.Array, target: Target) -> pa.Array:
     """Cast times and dates; to cut their digits is to round them down, so that no time is later."""
     if target.inexact == "round" and pat.is_timestamp(times.type):
         unit = "day" if pat.is_date(target.dtype) else "microsecond"
-        if unit == "day" or _is_finer(times.type):
+        if unit == "day" or times.type.unit == "ns":
             times = pc.floor_temporal(times, unit=unit)
     if pat.is_date(target.dtype) and pat.is_timestamp(times.type):
         days = pc.floor_temporal(times, unit="day")
@@ -391,9 +387,8 @@ def _cast_cells(cells: Sequence[Any], target: Target) -> pa.Array:
     """Cast Python objects one by one."""
     categories = classify_cells(cells)
     if target.form:
-        return pa.concat_arrays(
-            [pa.array([], TIMESTAMP)] + [_cast(_one_cell(cell), target) for cell in cells]
-        )
+        rows = [pa.nulls(1) if is_missing(cell) else cells_to_array([cell]) for cell in cells]
+        return pa.concat_arrays([pa.array([], TIMESTAMP), *(_cast(row, target) for row in rows)])
     # NaN among other values than numbers is a missing value.
     converted = [
         None
@@ -404,7 +399,3 @@ def _cast_cells(cells: Sequence[Any], target: Target) -> pa.Array:
     if pat.is_string(target.dtype) or pat.is_binary(target.dtype):
         return pa.array(converted, target.dtype)
     return to_array(converted, target.dtype)
-
-
-def _one_cell(cell: Any) -> pa.Array:
-    return pa.nulls(1) if is_missing(cell) else cells_to_array([cell])

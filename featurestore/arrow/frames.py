@@ -183,6 +183,19 @@ def columns_from_array(array: Any) -> ColumnsByName:
     return columns
 
 
+def columns_in_memory(df: Any) -> ColumnsByName | None:
+    """Return the columns of rows, dicts and arrays; None for other dataframes.
+
+    >>> columns_in_memory([(1, "x")])
+    {'col_0': [1], 'col_1': ['x']}
+    """
+    if library_name(df) == "numpy":
+        return columns_from_array(df)
+    if isinstance(df, Mapping):
+        return check_columns(df)
+    return columns_from_rows(df) if isinstance(df, list | tuple) else None
+
+
 def table_from_columns(columns: ColumnsByName) -> pa.Table:
     """Convert columns of one length to a table.
 
@@ -267,9 +280,10 @@ def _rows_to_columns(rows: Iterable[Any]) -> ColumnsByName:
     """Transpose rows to columns, with the names of named tuples or ``col_0``, ..."""
     plain = []
     for row in rows:
-        if hasattr(row, "tolist"):
-            row = _array_to_row(row)
-        plain.append(row)
+        # ``tolist`` returns times of nanoseconds as integers.
+        has_times = getattr(getattr(row, "dtype", None), "kind", "") in ("M", "m", "V")
+        is_array = hasattr(row, "tolist") and not has_times
+        plain.append(row.tolist() if is_array else list(row) if has_times else row)
     lengths = sorted(set(map(len, plain)))
     if len(lengths) != 1:
         raise UnsupportedDataframe(
@@ -284,12 +298,6 @@ def _rows_to_columns(rows: Iterable[Any]) -> ColumnsByName:
     for index, title in enumerate(names):
         columns[title] = [row[index] for row in plain]
     return columns
-
-
-def _array_to_row(array: Any) -> Any:
-    """Return the cells of an array; ``tolist`` returns times of nanoseconds as integers."""
-    is_numbers = getattr(getattr(array, "dtype", None), "kind", "") not in ("M", "m", "V")
-    return array.tolist() if is_numbers else list(array)
 
 
 def _is_column(values: Any) -> bool:

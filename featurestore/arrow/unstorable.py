@@ -22,9 +22,11 @@ import pyarrow.types as pat
 
 from featurestore.arrow.column_names import quoted
 from featurestore.arrow.hints import cast_hint
+from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.types import feature_type, shaped_type
 from featurestore.errors import FeatureStoreError, UnsupportedType, listing
 
+STREAM_ROWS = 65_536
 _INT64_LIMIT = 2**63
 # Leaf types that Arrow cannot represent, and integers that it represents only in part.
 _UNSUPPORTED_TYPES = {
@@ -219,6 +221,13 @@ def cast_for_arrow(frame: Any, names: Collection[str]) -> Any:
     return frame.project(", ".join(columns))
 
 
+def stream_relation(rows: Any) -> pa.RecordBatchReader:
+    """Return the rows of a DuckDB relation as a stream."""
+    with translate_query_errors():
+        # The name since DuckDB 1.4, and before.
+        return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(STREAM_ROWS)
+
+
 @contextmanager
 def translate_query_errors() -> Iterator[None]:
     """Translate refusals that a query raises for its values to ``UnsupportedType``."""
@@ -253,9 +262,8 @@ def from_library_error(error: Exception, values: Sequence[Any]) -> Unstorable:
     if isinstance(error, UnicodeError):
         return surrogates_error(values)
     if isinstance(error, OverflowError):
-        return Unstorable(
-            "holds integers of more than 64 bits", cells=[max(values, key=_magnitude)]
-        )
+        largest = max((value for value in values if isinstance(value, int)), key=abs)
+        return Unstorable("holds integers of more than 64 bits", cells=[largest])
     text = str(error).partition("\n")[0].rstrip(".")
     return Unstorable(f"cannot be stored ({text})")
 
@@ -268,22 +276,8 @@ def surrogates_error(values: Sequence[Any]) -> Unstorable:
     """
     return Unstorable(
         "holds strings that UTF-8 cannot encode (lone surrogates)",
-        cells=[cell for cell in values if _is_unencodable(cell)][:1],
+        cells=[cell for cell in values if isinstance(cell, str) and not is_utf8_string(cell)][:1],
     )
-
-
-def _is_unencodable(cell: object) -> bool:
-    if not isinstance(cell, str):
-        return False
-    try:
-        cell.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _magnitude(cell: object) -> int:
-    return abs(cell) if isinstance(cell, int) else -1
 
 
 def describe_cells(cells: Sequence[Any], values: Sequence[Any]) -> str:

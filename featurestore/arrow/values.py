@@ -166,7 +166,8 @@ def from_json(value: Any, dtype: pa.DataType) -> Any:
     Raises:
         ConversionError: The value is not one of the type.
     """
-    if isinstance(value, str) and _has_text_form(dtype):
+    has_text = pat.is_temporal(dtype) or pat.is_decimal(dtype) or pat.is_binary(dtype)
+    if isinstance(value, str) and has_text:
         return from_text(value, dtype)
     if isinstance(value, list) and is_list_type(dtype):
         value = [from_json(item, dtype.value_type) for item in value]
@@ -240,11 +241,6 @@ def round_to_float32(column: pa.Array) -> pa.Array:
     if too_large is not None:
         raise ConversionError(too_large, innermost_type(dtype))
     return cast_array(column, dtype)
-
-
-def _has_text_form(dtype: pa.DataType) -> bool:
-    has_time = pat.is_timestamp(dtype) or pat.is_date(dtype)
-    return bool(has_time or pat.is_decimal(dtype) or pat.is_binary(dtype))
 
 
 def _convert(values: Sequence[Any], dtype: pa.DataType) -> pa.Array | None:

@@ -394,7 +394,7 @@ WARNED: list[Any] = [
     ("appended twice", lambda s: s.create_featuregroup(table(), "made").insert(table()), "the same 20 rows"),
     ("index with values", lambda s: s.create_featuregroup(
         table().drop_duplicates("k").set_index("k").rename_axis(None), "made"), "reset_index()"),
-    ("dates as text", lambda s: s.create_featuregroup(table(t="2024-01-31"), "made"), "pd.to_datetime(df['t'], utc=True)"),
+    ("dates as text", lambda s: s.create_featuregroup(table(t="2024-01-31"), "made"), "featurestore.cast(df, {'t': 'timestamp'})"),
 ]  # fmt: skip
 
 

@@ -353,19 +353,15 @@ def _item_to_json(value: Any) -> Any:
 
 
 def _read_strings(value: Mapping[str, object]) -> dict[str, str]:
-    return {key: str(item) for key, item in dict(value).items()}
+    return {key: str(item) for key, item in value.items()}
 
 
 def _read_sources(value: Mapping[str, object]) -> dict[str, SourceInput]:
-    return {str(key): SourceInput.from_json(item) for key, item in dict(value).items()}
+    return {key: SourceInput.from_json(item) for key, item in value.items()}
 
 
-def _read_length(value: str | None) -> timedelta:
-    return duration_from_json(value) or timedelta(0)
-
-
-def _read_start(value: str | None) -> datetime | None:
-    return None if value is None else parse_moment(value, argument="start", warn=False)
+def _read_start(value: str) -> datetime:
+    return parse_moment(value, argument="start", warn=False)
 
 
 @dataclass(frozen=True)
@@ -374,8 +370,8 @@ class _Stored:
 
     Attributes:
         default: The value that is stored if the work has no such field.
-        types: The types of the JSON value; ``read`` refuses other types of ``object``.
-        read: Converts the JSON value to that of the attribute.
+        types: The types of the JSON value.
+        read: Converts a JSON value, which is not null, to that of the attribute.
         attribute: The name of the attribute, if it differs from the stored name.
     """
 
@@ -387,8 +383,8 @@ class _Stored:
 
 _TEXT, _NULLABLE_TEXT = _Stored(types=str), _Stored(types=(str, NoneType))
 _NULLABLE_NUMBER = _Stored(types=(int, NoneType))
-_LENGTH = _Stored(duration_to_json(timedelta(0)), read=_read_length)
-_STRINGS = _Stored({}, read=_read_strings)
+_LENGTH = _Stored(duration_to_json(timedelta(0)), str, duration_from_json)
+_STRINGS = _Stored({}, dict, _read_strings)
 # In the order of the stored definitions.
 _FIELDS: Mapping[str, _Stored] = {
     "name": _TEXT,
@@ -397,20 +393,20 @@ _FIELDS: Mapping[str, _Stored] = {
     "schedule": _Stored(types=str, attribute="cron"),
     "inputs": _STRINGS,
     "code": _Stored("", str),
-    "window": _Stored(read=duration_from_json, attribute="width"),
-    "start": _Stored(read=_read_start),
+    "window": _Stored(None, (str, NoneType), duration_from_json, attribute="width"),
+    "start": _Stored(None, (str, NoneType), _read_start),
     "lookback": _LENGTH,
     "allowed_lateness": _LENGTH,
     "timezone": _TEXT,
     "closed": _Stored("right", str),
     "mode": _Stored("replace_window", str),
     "validation": _Stored("strict", str),
-    "primary_key": _Stored([], read=tuple),
+    "primary_key": _Stored([], list, tuple),
     "event_time": _NULLABLE_TEXT,
     "created_time": _NULLABLE_TEXT,
-    "partition_by": _Stored([], read=tuple),
-    "ttl": _Stored(read=duration_from_json),
-    "expectations": _Stored([], read=lambda expectations: tuple(map(dict, expectations))),
+    "partition_by": _Stored([], list, tuple),
+    "ttl": _Stored(None, (str, NoneType), duration_from_json),
+    "expectations": _Stored([], list, lambda expectations: tuple(map(dict, expectations))),
     "statistics": _Stored(True, bool),
     "description": _TEXT,
     "tags": _STRINGS,
@@ -425,16 +421,16 @@ _FIELDS: Mapping[str, _Stored] = {
 # does not change.
 _LATER_FIELDS: Mapping[str, _Stored] = {
     "compact": _Stored("auto"),
-    "alert": _Stored([], read=lambda names: tuple(map(str, names)), attribute="channels"),
-    "remind": _Stored(duration_to_json(REMIND), read=duration_from_json),
-    "sources": _Stored({}, read=_read_sources),
+    "alert": _Stored([], list, lambda names: tuple(map(str, names)), attribute="channels"),
+    "remind": _Stored(duration_to_json(REMIND), (str, NoneType), duration_from_json),
+    "sources": _Stored({}, dict, _read_sources),
     "tombstone": _NULLABLE_TEXT,
     "delete_missing": _Stored(False, bool),
     "shared": _Stored(False, bool),
-    "publishes": _Stored([], read=lambda items: tuple(map(PublicationTarget.from_json, items))),
-    "watched": _Stored(read=MonitorSpec.from_json),
-    "stream": _Stored(read=StreamSpec.from_json),
-    "registers": _Stored(read=CatalogTarget.from_json),
+    "publishes": _Stored([], list, lambda items: tuple(map(PublicationTarget.from_json, items))),
+    "watched": _Stored(types=dict, read=MonitorSpec.from_json),
+    "stream": _Stored(types=dict, read=StreamSpec.from_json),
+    "registers": _Stored(types=dict, read=CatalogTarget.from_json),
 }
 
 
@@ -481,7 +477,9 @@ def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         # A registry may contain the definitions of another store.
         if not isinstance(value, stored.types):
             raise _damaged_definition_error(f"{name} is {value!r}")
-        values[stored.attribute or name] = value if stored.read is None else stored.read(value)
+        if stored.read is not None and value is not None:
+            value = stored.read(value)
+        values[stored.attribute or name] = value
     return values
 
 

@@ -122,7 +122,7 @@ class CallWriter(ABC):
             # Spark has no filter of an aggregate over a window; these aggregates skip nulls.
             flags.append(condition)
             filtered = f"CASE WHEN {condition.sql} THEN {argument.sql} END"
-            argument = replace(argument, sql=filtered, constant=None)
+            argument = argument.without_constant().with_sql(filtered)
         if argument.type == typed_values.NULL and name != "count":
             raise DuckDBOnly(f"{name}(null)", f"{name}(null::double)")
         word = "DISTINCT " if distinct else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
@@ -163,7 +162,7 @@ class ExpressionWriter(CallWriter):
 
     def _write_parentheses(self, node: exp.Expr) -> TypedValue:
         value = self.write(node.this)
-        return replace(value, sql=f"({value.sql})")
+        return value.with_sql(f"({value.sql})")
 
     def _write_column(self, node: exp.Expr) -> TypedValue:
         from sqlglot import exp
@@ -193,13 +192,13 @@ class ExpressionWriter(CallWriter):
         dtype = self._types.type_of(
             f"struct_extract({value.stand_in}, {exp.Literal.string(name).sql(dialect=DIALECT)})"
         )
-        return replace(value, sql=f"{value.sql}.{quote(name, dialect='spark')}", type=dtype)
+        return value.with_sql(f"{value.sql}.{quote(name, dialect='spark')}", dtype)
 
     def _write_literal(self, node: exp.Expr) -> TypedValue:
         sql = node.sql(dialect=DIALECT)
         dtype = self._types.type_of(sql)
         constant = TypedValue("", dtype, constant=sql)
-        return replace(constant, sql=literal(constant, dtype, self._types))
+        return constant.with_sql(literal(constant, dtype, self._types))
 
     def _write_boolean(self, node: exp.Expr) -> TypedValue:
         word = "TRUE" if node.this else "FALSE"
@@ -215,7 +214,7 @@ class ExpressionWriter(CallWriter):
         if operand.constant is not None:
             sql = f"-{operand.constant}"
             constant = TypedValue("", self._types.type_of(sql), constant=sql)
-            return replace(constant, sql=literal(constant, constant.type, self._types))
+            return constant.with_sql(literal(constant, constant.type, self._types))
         dtype = self._types.type_of(f"-({operand.stand_in})")
         sql = f"(-{operand.sql})"
         if dtype.startswith("U"):
@@ -237,7 +236,7 @@ class ExpressionWriter(CallWriter):
 
     def _write_not(self, node: exp.Expr) -> TypedValue:
         operand = self.write_condition(node.this)
-        return replace(operand, sql=f"(NOT {operand.sql})", constant=None)
+        return operand.without_constant().with_sql(f"(NOT {operand.sql})")
 
     def _write_is_test(self, node: exp.Expr) -> TypedValue:
         from sqlglot import exp

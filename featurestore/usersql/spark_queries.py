@@ -8,7 +8,6 @@ aliases, converts types or sorts nulls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -278,7 +277,7 @@ class _QueryWriter:
         else:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         renamed = rename_columns(columns, node.args.get("alias"))
-        qualified = [(name, replace(value, sql=f"{alias}.{value.sql}")) for name, value in renamed]
+        qualified = [(name, value.with_sql(f"{alias}.{value.sql}")) for name, value in renamed]
         return f"{sql} AS {alias}", ScopeTable(node.alias_or_name, tuple(qualified))
 
     def _write_join(
@@ -361,7 +360,7 @@ class _QueryWriter:
         if len(first) != len(second):
             raise InvalidSql("the queries of a set operation have different numbers of columns.")
         common = [
-            self._types.common_type([replace(a, constant=None), replace(b, constant=None)])
+            self._types.common_type([a.without_constant(), b.without_constant()])
             for (_, a), (_, b) in zip(first, second, strict=True)
         ]
         texts = []
@@ -375,7 +374,8 @@ class _QueryWriter:
         if not node.args.get("distinct"):
             word += " ALL"
         typed = [
-            (name, replace(value, type=t)) for (name, value), t in zip(first, common, strict=True)
+            (name, value.with_sql(value.sql, t))
+            for (name, value), t in zip(first, common, strict=True)
         ]
         result = output_columns(typed)
         return self._write_modifiers(node, f" {word} ".join(texts), result), result

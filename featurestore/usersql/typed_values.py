@@ -112,6 +112,14 @@ class TypedValue:
         """The family of the type."""
         return family_of(self.type)
 
+    def with_sql(self, sql: str, dtype: str | None = None) -> TypedValue:
+        """Return the value with other Spark SQL, and the type that this SQL has."""
+        return replace(self, sql=sql, type=dtype or self.type)
+
+    def without_constant(self) -> TypedValue:
+        """Return the value as one that is not known to be constant."""
+        return replace(self, constant=None)
+
 
 def with_flags(value: TypedValue, operands: Iterable[TypedValue]) -> TypedValue:
     """Return a value that aggregates rows or reads windows if one of its operands does."""

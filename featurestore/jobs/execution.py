@@ -86,7 +86,7 @@ _MAX_CONSECUTIVE_FAILURES = 3
 
 
 @dataclass
-class Outcome:
+class AttemptOutcome:
     """The runs of an attempt, and the windows that could not be computed."""
 
     runs: list[Run] = field(default_factory=list)
@@ -111,7 +111,7 @@ def run_attempt(
     watch: Watch | None = None,
     parallel: int = 1,
     due: bool = False,
-) -> Outcome:
+) -> AttemptOutcome:
     """Acquire the lease of a job, recover its dead runs, and compute the selected windows.
 
     Args:
@@ -135,7 +135,7 @@ def run_attempt(
         definition = load_definition(session, job)
         if isinstance(job.spec.work, StreamWork):
             if due and not is_due(session, job):
-                return Outcome()
+                return AttemptOutcome()
             return _read_stream(session, job, job.spec.work, definition, watch)
         with hold_job_lease(session, name) as owner:
             # The windows are selected after the recovery, because a dead run may have committed
@@ -146,7 +146,7 @@ def run_attempt(
             definition = load_definition(session, job)
             windows = tuple(choose(session, job))
             if not windows:
-                return Outcome()
+                return AttemptOutcome()
             refuse_repeated_rows(session, job, windows)
             all_windows = JobRun(session, job, definition, windows, owner, call)
             return _compute_windows(all_windows, watch, parallel)
@@ -163,9 +163,9 @@ def _read_stream(
     work: StreamWork,
     definition: JobDefinition,
     watch: Watch,
-) -> Outcome:
+) -> AttemptOutcome:
     """Read the new records of a stream in one run; consumer group members need no lease."""
-    name, outcome = job.spec.name, Outcome()
+    name, outcome = job.spec.name, AttemptOutcome()
     with ExitStack() as stack:
         if work.stream.consumer_group is None:
             owner = stack.enter_context(hold_job_lease(session, name))
@@ -190,7 +190,7 @@ def _read_stream(
     return outcome
 
 
-def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> Outcome:
+def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> AttemptOutcome:
     """Compute windows in one or more runs; the caller holds the lease."""
     spec = all_windows.spec
     chunks = [
@@ -199,7 +199,7 @@ def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> Outcom
     counter = _ProgressCounter(watch, len(all_windows.windows))
     if parallel > 1 and len(chunks) > 2 and are_windows_independent(spec):
         return _compute_in_parallel(chunks, watch, counter, parallel)
-    outcome = Outcome()
+    outcome = AttemptOutcome()
     for chunk in chunks:
         _compute_chunk(chunk, outcome, watch)
         counter.add(len(chunk.windows))
@@ -246,7 +246,7 @@ def are_windows_independent(spec: JobSpec) -> bool:
     return spec.work.mode == "replace_window" and spec.schedule.on_error == "continue"
 
 
-def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
+def _compute_chunk(chunk: JobRun, outcome: AttemptOutcome, watch: Watch) -> None:
     """Compute a chunk in one run; split a failed chunk until the failing windows are isolated."""
     if watch.stop.is_set() or outcome.stopped:
         outcome.stopped = True
@@ -380,7 +380,7 @@ def _commit_rows(
     return RunOutput(commit.rows_in, commit.delta_version, group.spec.version)
 
 
-def _fails_consecutively(outcome: Outcome) -> bool:
+def _fails_consecutively(outcome: AttemptOutcome) -> bool:
     """Return whether many single windows failed in a row, so that the windows are not the cause."""
     states = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
     return states[-_MAX_CONSECUTIVE_FAILURES:] == [runs.FAILED] * _MAX_CONSECUTIVE_FAILURES
@@ -403,12 +403,12 @@ class _ProgressCounter:
 
 def _compute_in_parallel(
     chunks: Sequence[JobRun], watch: Watch, counter: _ProgressCounter, parallel: int
-) -> Outcome:
+) -> AttemptOutcome:
     """Compute chunks in several threads, each with its own engine.
 
     The first chunk runs alone if it creates the group.
     """
-    total, first = Outcome(), chunks[0]
+    total, first = AttemptOutcome(), chunks[0]
     work = first.spec.work
     # Concurrent chunks would each create the group, and all but one would fail.
     if isinstance(work, WindowedWork) and target.find_target(first.session, work) is None:
@@ -423,8 +423,8 @@ def _compute_in_parallel(
     for worker in workers:
         sessions.put(worker)
 
-    def compute_on_worker(chunk: JobRun) -> Outcome:
-        worker, outcome = sessions.get(), Outcome(stopped=total.stopped)
+    def compute_on_worker(chunk: JobRun) -> AttemptOutcome:
+        worker, outcome = sessions.get(), AttemptOutcome(stopped=total.stopped)
         try:
             _compute_chunk(replace(chunk, session=worker), outcome, watch)
         finally:

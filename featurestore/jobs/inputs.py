@@ -95,6 +95,8 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         InvalidJob: A path contains neither a Delta table nor Parquet files.
     """
     work, pinned = spec.work, list[PinnedInput]()
+    # A monitor of nothing but the age of the event time reads no rows.
+    needs_rows = not (isinstance(work, MonitorWork) and work.watched.is_freshness_only)
     input_times: Mapping[str, str] = {}
     sources: Mapping[str, SourceInput] = {}
     if isinstance(work, TransformWork):
@@ -112,9 +114,7 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         elif "/" in source:
             pinned.append(_pin_path(name, source, time_column, job=spec.name))
         else:
-            pinned.append(
-                _pin_group(session, name, source, time_column, needs_rows=_needs_rows(spec))
-            )
+            pinned.append(_pin_group(session, name, source, time_column, needs_rows=needs_rows))
     if isinstance(work, WindowWork):
         return _add_aggregate_lineage(pinned, WindowJob.from_work(work))
     return tuple(pinned)
@@ -144,11 +144,6 @@ def _pin_group(
         identity=group.state.table_id,
         spec=spec,
     )
-
-
-def _needs_rows(spec: JobSpec) -> bool:
-    """Return whether a job reads rows, and not only the newest event time of a group."""
-    return not (isinstance(spec.work, MonitorWork) and spec.work.watched.is_freshness_only)
 
 
 def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> PinnedInput:

@@ -99,12 +99,11 @@ def publish_job(
 
 def run_publish(run: JobRun, work: PublishWork) -> Run:
     """Publish the view once, for all windows of the run."""
-    return run_recorded(run, partial(_publish_view, work))
 
+    def publish_view(run: JobRun) -> RunOutput:
+        return RunOutput(sum(publish_target(run.session, work.publishes[0]).rows.values()))
 
-def _publish_view(work: PublishWork, run: JobRun) -> RunOutput:
-    publication = publish_target(run.session, work.publishes[0])
-    return RunOutput(sum(publication.rows.values()))
+    return run_recorded(run, publish_view)
 
 
 def publish_target(session: Session, target: PublicationTarget) -> Publication:

@@ -9,7 +9,7 @@ from datetime import datetime
 from featurestore.alerts.incidents import send_waiting
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
-from featurestore.jobs.execution import Outcome, Watch, WindowSelector, run_attempt
+from featurestore.jobs.execution import AttemptOutcome, Watch, WindowSelector, run_attempt
 from featurestore.jobs.inputs import (
     PinnedInput,
     make_read_range,
@@ -242,7 +242,7 @@ def _refuse_windows(name: str, has_window_options: bool) -> None:
 
 
 def _raise_failures(
-    session: Session, name: str, outcome: Outcome, *, stream: bool = False
+    session: Session, name: str, outcome: AttemptOutcome, *, stream: bool = False
 ) -> list[Run]:
     """Return the runs of an attempt, or raise JobFailed for its last failed run."""
     if outcome.failed:

@@ -41,7 +41,7 @@ from featurestore.server.routes import Router
 from featurestore.storage import files
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
-from featurestore.training.catalog import manifest_hashes
+from featurestore.training.download import manifest_hashes
 
 # Offsets with at most 18 digits fit into 64 bits.
 _OPEN_RANGE = re.compile(r"bytes=(\d{1,18})-")

@@ -43,7 +43,7 @@ from featurestore.store.remote_handles import (
     unsupported_error,
 )
 from featurestore.training import TrainingDataset
-from featurestore.training.catalog import download
+from featurestore.training.download import download
 from featurestore.training.transformations import read_registered
 from featurestore.training.verification import Problem, VerifyReport
 

@@ -321,7 +321,7 @@ class TrainingDataset(ModelInputs):
         >>> copy.verify().ok
         True
         """
-        from featurestore.training.catalog import download, stored_bytes
+        from featurestore.training.download import download, stored_bytes
 
         directory = download(self.manifest, stored_bytes(self.path), os.fspath(path))
         return TrainingDataset(directory, self.manifest, self.session)

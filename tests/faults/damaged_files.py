@@ -23,7 +23,7 @@ import featurestore
 from featurestore import experiments
 from featurestore.cli.doctor import run_checks
 from featurestore.cli.main import app
-from featurestore.cli.state import Settings
+from featurestore.cli.state import GlobalOptions
 from featurestore.errors import FeatureStoreError
 from featurestore.experiments import catalog
 from featurestore.experiments.run_files import metrics_checksum
@@ -300,7 +300,7 @@ def rebuild_registry(store: FeatureStore) -> object:
 
 def run_doctor(store: FeatureStore) -> object:
     """Return the checks of the store."""
-    checks = run_checks(Settings(location=store.location))
+    checks = run_checks(GlobalOptions(location=store.location))
     problems = [check for check in checks if check.state == "problem"]
     if problems:
         raise Reported(str(problems))

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import featurestore
 from featurestore import experiments
 from featurestore.cli.doctor import run_checks
-from featurestore.cli.state import Settings
+from featurestore.cli.state import GlobalOptions
 from featurestore.errors import (
     FeatureGroupNotFound,
     FeatureViewNotFound,
@@ -238,7 +238,9 @@ def test_lost_or_incomplete_registry_is_refused_until_rebuild(
     shown = command_line("--location", str(location), "fg", "list", code=1)
     assert "registry rebuild" in shown.err
     (check,) = [
-        check for check in run_checks(Settings(location=str(location))) if check.state == "problem"
+        check
+        for check in run_checks(GlobalOptions(location=str(location)))
+        if check.state == "problem"
     ]
     assert "registry" in str(check.hint)
     rebuild(str(location))

@@ -26,7 +26,12 @@ from featurestore.arrow.frames import (
     table_from_columns,
 )
 from featurestore.arrow.spark_frames import cast_frame, is_connect_object, with_arrow_types
-from featurestore.arrow.unstorable import cast_for_arrow, stream_relation, translate_query_errors
+from featurestore.arrow.unstorable import (
+    Frame,
+    cast_for_arrow,
+    stream_relation,
+    translate_query_errors,
+)
 from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType, did_you_mean
 from featurestore.ingest import open_stream
 
@@ -35,7 +40,7 @@ Renames = Mapping[Any, str] | Sequence[str]
 RenameColumns = Callable[[list[Any]], list[str]]
 
 
-def cast(df: Any, columns: Mapping[str, Any], *, inexact: str = "error") -> Any:
+def cast(df: Frame, columns: Mapping[str, Any], *, inexact: str = "error") -> Frame:
     """Cast columns of a dataframe, exactly.
 
     Args:
@@ -76,7 +81,7 @@ def cast(df: Any, columns: Mapping[str, Any], *, inexact: str = "error") -> Any:
     return _cast(df, targets)
 
 
-def rename(df: Any, columns: Renames) -> Any:
+def rename(df: Frame, columns: Renames) -> Frame:
     """Rename columns of a dataframe.
 
     Args:
@@ -97,7 +102,7 @@ def rename(df: Any, columns: Renames) -> Any:
     return rename_all(df, lambda names: _new_names(names, columns))
 
 
-def rename_all(df: Any, rename_columns: RenameColumns) -> Any:
+def rename_all(df: Frame, rename_columns: RenameColumns) -> Frame:
     """Rename the columns of a dataframe by a function of all names, in order.
 
     Arguments and result are otherwise the same as in ``rename``.
@@ -119,7 +124,7 @@ def rename_all(df: Any, rename_columns: RenameColumns) -> Any:
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _cast(df: Any, targets: Targets) -> Any:
+def _cast(df: Frame, targets: Targets) -> Frame:
     convert = _CASTS.get(_form_of(df))
     if convert is not None:
         return convert(df, targets)
@@ -137,7 +142,7 @@ def _cast(df: Any, targets: Targets) -> Any:
     return _cast_reader(open_stream(df), targets)
 
 
-def _form_of(df: Any) -> str:
+def _form_of(df: Frame) -> str:
     """Return the library of a dataframe with columns of its own type, or "" for other objects."""
     if isinstance(df, pa.Table | pa.RecordBatch):
         return "pyarrow"
@@ -158,19 +163,19 @@ def _cast_table(table: pa.Table | pa.RecordBatch, targets: Targets) -> pa.Table:
     return table
 
 
-def _cast_spark(df: Any, targets: Targets) -> Any:
+def _cast_spark(df: Frame, targets: Targets) -> Frame:
     _check_known(targets, df.columns)
     if is_connect_object(df):
         return _cast_reader(open_stream(with_arrow_types(df, targets)), targets)
     return cast_frame(df, targets)
 
 
-def _cast_duckdb(df: Any, targets: Targets) -> pa.RecordBatchReader:
+def _cast_duckdb(df: Frame, targets: Targets) -> pa.RecordBatchReader:
     _check_known(targets, df.columns)
     return _cast_reader(stream_relation(cast_for_arrow(df, targets)), targets)
 
 
-def _cast_pandas(df: Any, targets: Targets) -> Any:
+def _cast_pandas(df: Frame, targets: Targets) -> Frame:
     import pandas
 
     if any(level in targets for level in df.index.names if level is not None):
@@ -184,7 +189,7 @@ def _cast_pandas(df: Any, targets: Targets) -> Any:
     return df.assign(**columns)
 
 
-def _cast_polars(df: Any, targets: Targets) -> Any:
+def _cast_polars(df: Frame, targets: Targets) -> Frame:
     import polars
 
     _check_known(targets, df.columns)
@@ -219,7 +224,7 @@ def _cast_reader(reader: pa.RecordBatchReader, targets: Targets) -> pa.RecordBat
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _series_columns(df: Any) -> dict[Any, Any] | None:
+def _series_columns(df: Frame) -> dict[Any, Any] | None:
     """Return the columns of a series or index of pandas, None for other objects."""
     if library_name(df) != "pandas":
         return None
@@ -245,7 +250,7 @@ def _check_known(names: Mapping[Any, object], available: Any) -> None:
             )
 
 
-_CASTS: dict[str, Callable[[Any, Targets], Any]] = {
+_CASTS: dict[str, Callable[[Frame, Targets], Frame]] = {
     "pandas": _cast_pandas,
     "polars": _cast_polars,
     "pyarrow": _cast_table,
@@ -257,7 +262,7 @@ _CASTS: dict[str, Callable[[Any, Targets], Any]] = {
 # -- names --------------------------------------------------------------------------------------
 
 
-def _rename_pandas(df: Any, rename_columns: RenameColumns) -> Any:
+def _rename_pandas(df: Frame, rename_columns: RenameColumns) -> Frame:
     """Rename columns and the levels of a named index, which are columns when rows are stored."""
     levels = [level for level in df.index.names if level is not None]
     new_names = rename_columns([*levels, *df.columns])
@@ -268,7 +273,7 @@ def _rename_pandas(df: Any, rename_columns: RenameColumns) -> Any:
     return df.set_axis(new_names[len(levels) :], axis=1)
 
 
-def _rename_duckdb(df: Any, rename_columns: RenameColumns) -> Any:
+def _rename_duckdb(df: Frame, rename_columns: RenameColumns) -> Frame:
     pairs = zip(df.columns, rename_columns(df.columns), strict=True)
     return df.project(", ".join(f"{quoted(name)} AS {quoted(new)}" for name, new in pairs))
 
@@ -279,7 +284,7 @@ def _rename_table(table: pa.Table | pa.RecordBatch, rename_columns: RenameColumn
     return table.rename_columns(rename_columns(table.column_names))
 
 
-_RENAMES: dict[str, Callable[[Any, RenameColumns], Any]] = {
+_RENAMES: dict[str, Callable[[Frame, RenameColumns], Frame]] = {
     "pandas": _rename_pandas,
     "polars": lambda df, rename_columns: df.rename(
         dict(zip(df.columns, rename_columns(df.columns), strict=True))

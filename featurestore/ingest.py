@@ -84,6 +84,7 @@ from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     STREAM_ROWS,
     EncodedArrayCheck,
+    Frame,
     binary_columns,
     cast_to_storable_types,
     nanoseconds_hint,
@@ -393,7 +394,7 @@ def _refuse_encoded_arrays(
     return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
-def _untype_empty_columns(df: Any, like: pa.Schema | None) -> Any:
+def _untype_empty_columns(df: Frame, like: pa.Schema | None) -> Any:
     """Return a pandas dataframe whose columns without values are untyped.
 
     pandas types them as floats, regardless of the group.
@@ -421,7 +422,7 @@ def count_known_rows(df: object) -> int | None:
     return None
 
 
-def _warn_of_date_strings(df: Any) -> None:
+def _warn_of_date_strings(df: Frame) -> None:
     """Warn of pandas columns whose first strings are all dates or times."""
     if not hasattr(df, "columns") or not hasattr(df, "iloc"):
         return
@@ -453,7 +454,7 @@ def _is_date_string(value: object) -> bool:
     return True
 
 
-def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
+def open_stream(df: Frame, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
     """Convert a dataframe argument to an Arrow stream with its original types."""
     if isinstance(df, pa.RecordBatchReader):
         return df
@@ -481,7 +482,7 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
 # -- kinds ----------------------------------------------------------------------------------
 
 
-def _from_pandas(df: Any) -> pa.RecordBatchReader:
+def _from_pandas(df: Frame) -> pa.RecordBatchReader:
     if not hasattr(df, "columns") and not hasattr(df, "to_frame"):
         raise not_a_dataframe_error(df)
     if not hasattr(df, "columns"):
@@ -515,7 +516,7 @@ def has_meaningful_index(df: object) -> bool:
     return dtype is not None and dtype.kind not in "iu"
 
 
-def _check_index_names(df: Any) -> None:
+def _check_index_names(df: Frame) -> None:
     """Refuse names of the index that are not strings or are also column names."""
     conflicts = [
         name
@@ -536,7 +537,7 @@ def _check_index_names(df: Any) -> None:
         )
 
 
-def _check_pandas_names(df: Any) -> None:
+def _check_pandas_names(df: Frame) -> None:
     """Refuse column names that are not strings or repeat."""
     invalid_names = [name for name in df.columns if not is_utf8_string(name)]
     if invalid_names:
@@ -552,7 +553,7 @@ def _check_pandas_names(df: Any) -> None:
         )
 
 
-def _from_polars(df: Any) -> pa.RecordBatchReader:
+def _from_polars(df: Frame) -> pa.RecordBatchReader:
     if hasattr(df, "collect"):
         raise UnsupportedDataframe("A polars LazyFrame has no rows yet.", hint="df = df.collect()")
     if not hasattr(df, "columns"):
@@ -564,7 +565,7 @@ def _from_polars(df: Any) -> pa.RecordBatchReader:
     return _reader(table_from_polars(df))
 
 
-def _from_spark(df: Any) -> pa.RecordBatchReader:
+def _from_spark(df: Frame) -> pa.RecordBatchReader:
     # ``GroupedData`` and other objects of pyspark.
     if not hasattr(df, "toArrow"):
         if not hasattr(df, "count"):
@@ -584,14 +585,14 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
     return _reader(table)
 
 
-def _from_duckdb(df: Any) -> pa.RecordBatchReader:
+def _from_duckdb(df: Frame) -> pa.RecordBatchReader:
     # Names are checked before the connection has an open result, which would block the caller's
     # next query.
     check_feature_names(df.columns)
     return stream_relation(cast_to_storable_types(df))
 
 
-_OPENERS: dict[str, Callable[[Any], pa.RecordBatchReader]] = {
+_OPENERS: dict[str, Callable[[Frame], pa.RecordBatchReader]] = {
     "pandas": _from_pandas,
     "polars": _from_polars,
     "pyspark": _from_spark,
@@ -609,7 +610,7 @@ def _from_structs(df: pa.Array | pa.ChunkedArray) -> pa.RecordBatchReader:
     return _reader(pa.Table.from_batches(batches, schema))
 
 
-def _from_capsule(df: Any) -> pa.RecordBatchReader:
+def _from_capsule(df: Frame) -> pa.RecordBatchReader:
     try:
         # Since pyarrow 15.
         if hasattr(pa.RecordBatchReader, "from_stream"):
@@ -626,7 +627,7 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
         ) from error
 
 
-def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBatchReader:
+def _from_iterator(chunks: Iterator[Frame], like: pa.Schema | None) -> pa.RecordBatchReader:
     """Return the rows of an iterator of dataframes, with the types of the first one."""
     first = next(chunks, None)
     if first is None:
@@ -656,7 +657,7 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _open_item(item: Any) -> pa.RecordBatchReader:
+def _open_item(item: Frame) -> pa.RecordBatchReader:
     """Open an item of an iterator; the hints of errors convert all items."""
     try:
         return open_stream(item)

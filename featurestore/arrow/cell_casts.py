@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -38,6 +38,7 @@ from featurestore.arrow.types import (
 )
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
+    Cell,
     decode_array,
     is_encoded_array,
     is_missing,
@@ -64,13 +65,17 @@ class Target:
     form: str = ""
     inexact: Inexact = "error"
 
+    def of(self, dtype: pa.DataType) -> Target:
+        """Return the target of the items of this type."""
+        return Target(dtype, inexact=self.inexact)
+
     @property
     def text(self) -> str:
         """The target in the language of ``featurestore.cast``."""
         return f"timestamp[{self.form}]" if self.form else format_type(self.dtype)
 
 
-def to_target(cell: Any, target: Target) -> Any:
+def to_target(cell: Cell, target: Target) -> Cell:
     """Convert an object to the Python value of a type; raise ValueError or TypeError otherwise."""
     if cell is None or cell_category(cell) == "missing":
         return None
@@ -81,7 +86,7 @@ def to_target(cell: Any, target: Target) -> Any:
     if pat.is_binary(dtype):
         return _to_bytes(cell)
     if is_list_type(dtype):
-        item = replace(target, dtype=dtype.value_type)
+        item = target.of(dtype.value_type)
         return [to_target(value, item) for value in _to_items(cell, dtype)]
     if pat.is_struct(dtype):
         return _to_fields(cell, target)
@@ -97,7 +102,7 @@ def to_target(cell: Any, target: Target) -> Any:
     return _to_number(cell, target) if isinstance(cell, int | float | Decimal | Fraction) else cell
 
 
-def _unwrap(cell: Any) -> Any:
+def _unwrap(cell: Cell) -> Any:
     category = cell_category(cell)
     if category == "Enum":
         return cell.value
@@ -110,7 +115,7 @@ def _unwrap(cell: Any) -> Any:
     return cell
 
 
-def _to_number(cell: Any, target: Target) -> Any:
+def _to_number(cell: Cell, target: Target) -> Any:
     """Return an equal number of a type, or the nearest if the caller allows it."""
     dtype, is_rounded = target.dtype, target.inexact == "round"
     if pat.is_boolean(dtype) and cell in (0, 1):
@@ -130,7 +135,7 @@ def _to_number(cell: Any, target: Target) -> Any:
     return cell
 
 
-def _to_count(cell: Any) -> int:
+def _to_count(cell: Cell) -> int:
     """Return a duration or a time as a count: of its own unit, or of nanoseconds since 1970."""
     if isinstance(cell, np.timedelta64):
         if np.isnat(cell):
@@ -153,7 +158,7 @@ def _to_count(cell: Any) -> int:
     return int(micros) * 1000 + int(getattr(cell, "nanosecond", 0))
 
 
-def _to_text(cell: Any) -> str:
+def _to_text(cell: Cell) -> str:
     """Return the text of an object, as Arrow writes numbers and booleans; lists and dicts as JSON."""
     if isinstance(cell, str):
         return str(cell)
@@ -170,7 +175,7 @@ def _to_text(cell: Any) -> str:
     return str(cell)
 
 
-def _to_json(cell: Any) -> Any:
+def _to_json(cell: Cell) -> Any:
     cell = _unwrap(cell)
     if is_missing(cell):
         return None
@@ -181,7 +186,7 @@ def _to_json(cell: Any) -> Any:
     return cell if isinstance(cell, bool | int | float | str) else _to_text(cell)
 
 
-def _to_bytes(cell: Any) -> bytes:
+def _to_bytes(cell: Cell) -> bytes:
     if isinstance(cell, str):
         return cell.encode("utf-8", "surrogatepass")
     if isinstance(cell, np.void):
@@ -191,7 +196,7 @@ def _to_bytes(cell: Any) -> bytes:
     raise TypeError(f"{type(cell).__name__} has no bytes")
 
 
-def _to_items(cell: Any, dtype: pa.DataType) -> Iterable[Any]:
+def _to_items(cell: Cell, dtype: pa.DataType) -> Iterable[Cell]:
     """Return the items of an object; a single value is a list of one item."""
     if is_encoded_array(cell):
         return list(decode_array(cell))
@@ -211,7 +216,7 @@ def _to_items(cell: Any, dtype: pa.DataType) -> Iterable[Any]:
     return list(cell) if category in _LISTS or hasattr(cell, "_fields") else [cell]
 
 
-def _to_fields(cell: Any, target: Target) -> dict[str, Any]:
+def _to_fields(cell: Cell, target: Target) -> dict[str, Any]:
     if cell_category(cell) == "Interval":
         cell = {"left": cell.left, "right": cell.right, "closed": cell.closed}
         cell = {name: cell[name] for name in cell if target.dtype.get_field_index(name) >= 0}
@@ -221,14 +226,14 @@ def _to_fields(cell: Any, target: Target) -> dict[str, Any]:
         raise TypeError(f"{type(cell).__name__} has no fields")
     values = {}
     for field in map(target.dtype.field, range(target.dtype.num_fields)):
-        values[field.name] = to_target(cell.get(field.name), replace(target, dtype=field.type))
+        values[field.name] = to_target(cell.get(field.name), target.of(field.type))
     unknown = cell.keys() - values.keys()
     if unknown:
         raise ValueError(f"{min(map(str, unknown))!r} is not a field of the type")
     return values
 
 
-def suggest_cast(name: str, cells: Sequence[Any], *, target: str | None = None) -> str:
+def suggest_cast(name: str, cells: Sequence[Cell], *, target: str | None = None) -> str:
     """Return the line that casts a column of cells that cannot be stored, without loss.
 
     >>> suggest_cast("z", [1j, None])
@@ -242,7 +247,7 @@ def suggest_cast(name: str, cells: Sequence[Any], *, target: str | None = None) 
     return cast_hint({name: dtype})
 
 
-def suggest_type(cells: Sequence[Any]) -> pa.DataType:
+def suggest_type(cells: Sequence[Cell]) -> pa.DataType:
     """Return the type that preserves cells that cannot be stored.
 
     >>> suggest_type([{1, 2}, None]), suggest_type([1, "a"])
@@ -272,7 +277,7 @@ def suggest_type(cells: Sequence[Any]) -> pa.DataType:
     return _suggest_scalar(present, categories)
 
 
-def _suggest_scalar(cells: Sequence[Any], categories: set[str]) -> pa.DataType:
+def _suggest_scalar(cells: Sequence[Cell], categories: set[str]) -> pa.DataType:
     if categories and categories <= _DURATIONS:
         return pa.int64()
     if categories == {"Period"}:
@@ -291,7 +296,7 @@ def _suggest_scalar(cells: Sequence[Any], categories: set[str]) -> pa.DataType:
     return pa.string()
 
 
-def _suggest_struct(cells: Sequence[Mapping[Any, Any]]) -> pa.DataType:
+def _suggest_struct(cells: Sequence[Mapping[Cell, Cell]]) -> pa.DataType:
     """Return a struct, or the list of the entries of dicts whose keys are not strings."""
     keys = list(dict.fromkeys(itertools.chain.from_iterable(cells)))
     if not all(isinstance(key, str) for key in keys):

@@ -28,7 +28,7 @@ from featurestore.arrow.arrays import (
     to_shaped_column,
     to_uniform_shape,
 )
-from featurestore.arrow.unstorable import Unstorable, surrogates_error
+from featurestore.arrow.unstorable import Cell, Column, Unstorable, surrogates_error
 
 # Types that Arrow converts without loss if all cells have the same type.
 _PLAIN: tuple[frozenset[Any], ...] = (
@@ -98,7 +98,7 @@ _CATEGORIES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def cells_to_array(cells: Sequence[Any], *, nan_is_null: bool = False) -> pa.Array:
+def cells_to_array(cells: Sequence[Cell], *, nan_is_null: bool = False) -> pa.Array:
     """Convert cells to an Arrow array of equal values; arrays and lists keep their shape.
 
     Args:
@@ -132,7 +132,7 @@ def cells_to_array(cells: Sequence[Any], *, nan_is_null: bool = False) -> pa.Arr
     return column if shaped is None else shaped
 
 
-def _build_array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
+def _build_array(cells: Sequence[Cell], *, nan_is_null: bool) -> pa.Array:
     """Convert cells of compatible kinds to an array."""
     try:
         return pa.array(cells, from_pandas=nan_is_null)
@@ -143,7 +143,7 @@ def _build_array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
         return pa.array(cells, pa.uint64())
 
 
-def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
+def normalize_cells(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Convert cells, also nested in lists and dicts, to objects that Arrow reads without loss.
 
     >>> normalize_cells([np.datetime64("2024-01-01T12"), None])
@@ -175,7 +175,7 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
     return _check_plain_cells(cells)
 
 
-def _check_plain_cells(cells: Sequence[Any]) -> Sequence[Any]:
+def _check_plain_cells(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Refuse values inside of lists and dicts that Arrow refuses, which names the item itself."""
     types = _cell_types(cells)
     if types == {str}:
@@ -196,11 +196,11 @@ def _check_plain_cells(cells: Sequence[Any]) -> Sequence[Any]:
     return cells
 
 
-def _cell_types(cells: Sequence[Any]) -> frozenset[Any]:
+def _cell_types(cells: Sequence[Cell]) -> frozenset[Any]:
     return frozenset(map(type, cells)) - {NoneType}
 
 
-def classify_cells(cells: Sequence[Any]) -> set[str]:
+def classify_cells(cells: Sequence[Cell]) -> set[str]:
     """Return the categories of cells (``cell_category``), without that of missing cells.
 
     >>> sorted(classify_cells([1, "a", None]))
@@ -239,7 +239,7 @@ def _classify_type(cell_type: Any) -> str:
     return "collection" if issubclass(cell_type, Collection) else "object"
 
 
-def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
+def _unwrap_scalars(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Convert library scalars to Python objects, and missing values to None."""
     types = _cell_types(cells)
     categories = classify_cells(cells)
@@ -264,7 +264,7 @@ def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     return changed
 
 
-def interval_side(cells: Any) -> str | None:
+def interval_side(cells: Column) -> str | None:
     """Return the side on which the intervals of a column are closed, or None without intervals.
 
     >>> interval_side([1, None]) is None
@@ -278,7 +278,7 @@ def interval_side(cells: Any) -> str | None:
     return side
 
 
-def _check_interval_sides(cells: Sequence[Any]) -> None:
+def _check_interval_sides(cells: Sequence[Cell]) -> None:
     """Refuse intervals that are closed on different sides, which the stored bounds do not have."""
     firsts: dict[str, Any] = {}
     for cell in cells:
@@ -291,14 +291,14 @@ def _check_interval_sides(cells: Sequence[Any]) -> None:
         )
 
 
-def _datetime_from_datetime64(cell: Any) -> Any:
+def _datetime_from_datetime64(cell: Cell) -> Any:
     try:
         return to_python_cells(np.array([cell]))[0]
     except Unstorable as error:
         raise Unstorable(error.problem, cells=[cell]) from error
 
 
-def _float_from_longdouble(cell: Any) -> float:
+def _float_from_longdouble(cell: Cell) -> float:
     number = float(cell)
     if np.longdouble(number) != cell and cell == cell:
         raise Unstorable("holds numbers that float64 would round", cells=[cell])
@@ -320,14 +320,14 @@ def has_meaningful_string(cell: object) -> bool:
     return hex(id(cell)) not in str(cell) and not callable(cell)
 
 
-def _find_first(cells: Sequence[Any], category: str) -> Any:
+def _find_first(cells: Sequence[Cell], category: str) -> Any:
     for cell in cells:
         if cell_category(cell) == category:
             return cell
     return None
 
 
-def _mixed_cells_error(cells: Sequence[Any], categories: set[str]) -> Unstorable:
+def _mixed_cells_error(cells: Sequence[Cell], categories: set[str]) -> Unstorable:
     """Return the error for cells of incompatible kinds, with an example of each."""
     firsts: dict[str, Any] = {}
     for cell in cells:
@@ -342,7 +342,7 @@ def _mixed_cells_error(cells: Sequence[Any], categories: set[str]) -> Unstorable
     )
 
 
-def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
+def _dates_to_datetimes(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Convert dates to midnight; refuse times with a precision finer than a microsecond."""
     for cell in cells:
         # ``pandas.Timestamp`` is a datetime with nanoseconds, which Arrow would drop.
@@ -350,7 +350,7 @@ def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
             raise Unstorable("has times finer than a microsecond", cells=[cell])
     if "date" not in classify_cells(cells):
         return cells
-    instants: list[Any] = []
+    instants: list[Cell] = []
     for cell in cells:
         if cell is not None and not isinstance(cell, dt.datetime):
             cell = dt.datetime(cell.year, cell.month, cell.day)
@@ -358,7 +358,7 @@ def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
     return instants
 
 
-def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
+def _normalize_lists(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Normalize the items of lists; columns of numeric vectors remain arrays."""
     categories = classify_cells(cells)
     if categories == {"array"} and all(map(_is_vector_of_numbers, cells)):
@@ -376,18 +376,18 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     if normal is items:
         return cells if categories == {"list"} else lists
     remaining_items = iter(normal)
-    rebuilt: list[Any] = [
+    rebuilt: list[Cell] = [
         None if values is None else list(itertools.islice(remaining_items, len(values)))
         for values in lists
     ]
     return rebuilt
 
 
-def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
+def _normalize_dicts(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Normalize the values of dicts, key by key."""
     present = [cell for cell in cells if cell is not None]
     keys = dict.fromkeys(itertools.chain.from_iterable(present))
-    columns: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Sequence[Cell]] = {}
     is_changed = False
     for key in keys:
         if not isinstance(key, str):
@@ -405,7 +405,7 @@ def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
         is_changed = is_changed or columns[key] is not values
     if not is_changed:
         return cells
-    rebuilt: list[Any] = []
+    rebuilt: list[Cell] = []
     rows = zip(*columns.values(), strict=True)
     for cell in cells:
         if cell is None:
@@ -419,13 +419,13 @@ def _describe_nested(problem: str, container: str) -> str:
     return problem if " inside " in problem else f"{problem}, inside {container}"
 
 
-def _to_list(cell: Any) -> Any:
+def _to_list(cell: Cell) -> Any:
     if cell is None or isinstance(cell, list | tuple):
         return cell
     return to_python_cells(np.asanyarray(cell))
 
 
-def _is_vector_of_numbers(cell: Any) -> bool:
+def _is_vector_of_numbers(cell: Cell) -> bool:
     if cell is None:
         return True
     is_vector = isinstance(cell, np.ndarray) and cell.ndim == 1 and cell.dtype.kind in "biuf"

@@ -6,14 +6,12 @@ Arrow array. Values that Arrow cannot represent raise ``Unstorable`` or one of `
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.arrays import from_numpy, numbers_to_arrow, to_plain_array
 from featurestore.arrow.cells import cells_to_array
-from featurestore.arrow.unstorable import CONVERSION_ERRORS, Unstorable
+from featurestore.arrow.unstorable import CONVERSION_ERRORS, Cell, Column, Unstorable
 
 LONG_INTEGERS = ("Int128", "UInt128")
 # The beginnings of pandas dtypes without a feature type, and the types that preserve their values.
@@ -22,7 +20,7 @@ _UNSUPPORTED_DTYPES = {"complex": "float64[2]", "timedelta": "int64", "period": 
 _NUMPY_WRAPPERS = ("NumpyExtensionArray", "PandasArray")
 
 
-def convert_values(values: Any, *, nan_is_null: bool = False) -> pa.Array | pa.ChunkedArray:
+def convert_values(values: Column, *, nan_is_null: bool = False) -> pa.Array | pa.ChunkedArray:
     """Convert a column to an Arrow array; ``nan_is_null`` as in ``cells_to_array``.
 
     >>> convert_values(np.array([1, 2], ">i8")).to_pylist()
@@ -43,7 +41,7 @@ def convert_values(values: Any, *, nan_is_null: bool = False) -> pa.Array | pa.C
     return cells_to_array(list(values), nan_is_null=nan_is_null)
 
 
-def python_cells(values: Any) -> list[Any]:
+def python_cells(values: Column) -> list[Cell]:
     """Return a column as one object per row, None for masked values.
 
     >>> python_cells(np.ma.masked_equal([1, 2], 2))
@@ -68,7 +66,7 @@ def is_pandas(values: object) -> bool:
     return type(values).__module__.split(".")[0] == "pandas"
 
 
-def _convert_polars(series: Any) -> pa.Array | pa.ChunkedArray:
+def _convert_polars(series: Column) -> pa.Array | pa.ChunkedArray:
     """Convert a polars series; 128-bit integers become integers of 64 bits."""
     type_name = str(series.dtype)
     if type_name == "Object":
@@ -85,7 +83,7 @@ def _convert_polars(series: Any) -> pa.Array | pa.ChunkedArray:
     return short.to_arrow()
 
 
-def _convert_numpy(values: Any, *, nan_is_null: bool) -> pa.Array:
+def _convert_numpy(values: Column, *, nan_is_null: bool) -> pa.Array:
     """Convert a numpy array of any shape to a column with one cell per row."""
     is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())
     if values.ndim > 1:
@@ -105,7 +103,7 @@ def _convert_numpy(values: Any, *, nan_is_null: bool) -> pa.Array:
     return numbers_to_arrow(to_plain_array(values), nan_is_null=nan_is_null)
 
 
-def _convert_pandas(values: Any) -> pa.Array | pa.ChunkedArray:
+def _convert_pandas(values: Column) -> pa.Array | pa.ChunkedArray:
     """Convert a pandas series, index or array; NaN becomes null."""
     dtype = values.dtype
     categories = getattr(dtype, "categories", None)
@@ -127,6 +125,7 @@ def _convert_pandas(values: Any) -> pa.Array | pa.ChunkedArray:
         return cells_to_array(values.tolist(), nan_is_null=True)
     if isinstance(options, pa.ExtensionArray):
         options = options.storage
-    codes = np.asarray(getattr(values, "array", values).codes)
+    categorical: Column = getattr(values, "array", values)
+    codes = np.asarray(categorical.codes)
     # pandas encodes a missing category as -1.
     return options.take(pa.array(codes, mask=codes < 0))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,6 +48,8 @@ from featurestore.arrow.types import (
 )
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
+    Cell,
+    Column,
     is_missing,
 )
 from featurestore.arrow.values import to_array
@@ -98,7 +99,7 @@ def parse_target(target: object, *, column: str, inexact: str = "error") -> Targ
 
 
 def cast_values(
-    values: Any, target: Target, *, name: str, rows_before: int = 0
+    values: Column, target: Target, *, name: str, rows_before: int = 0
 ) -> pa.Array | pa.ChunkedArray:
     """Cast a column of any library.
 
@@ -120,7 +121,7 @@ def cast_values(
     return _cast_or_raise(column, target, name, rows_before)
 
 
-def _to_arrow(values: Any) -> pa.Array | pa.ChunkedArray | list[Any]:
+def _to_arrow(values: Column) -> pa.Array | pa.ChunkedArray | list[Cell]:
     """Return a column as an Arrow array, or as Python objects if Arrow cannot represent them."""
     dtype = getattr(values, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind == "m" and getattr(values, "ndim", 1) == 1:
@@ -135,7 +136,7 @@ def _to_arrow(values: Any) -> pa.Array | pa.ChunkedArray | list[Any]:
 
 
 def _cast_or_raise(
-    column: pa.Array | list[Any], target: Target, name: str, rows_before: int
+    column: pa.Array | list[Cell], target: Target, name: str, rows_before: int
 ) -> pa.Array:
     try:
         return _cast(column, target)
@@ -153,23 +154,23 @@ def _cast_or_raise(
         ) from error
 
 
-def _inexact_hint(name: str, column: pa.Array | list[Any], target: Target) -> str:
+def _inexact_hint(name: str, column: pa.Array | list[Cell], target: Target) -> str:
     """Return the line that rounds values, or that omits them if they cannot be rounded."""
     omitting = cast_hint({name: target.text}, inexact="null")
     try:
-        _cast(column, replace(target, inexact="round"))
+        _cast(column, Target(target.dtype, target.form, "round"))
     except CONVERSION_ERRORS:
         return omitting
     return f"{cast_hint({name: target.text}, inexact='round')}  # or inexact='null'"
 
 
-def _slice(column: Any, start: int, length: int) -> Any:
+def _slice(column: Column, start: int, length: int) -> Any:
     if isinstance(column, list):
         return column[start : start + length]
     return column.slice(start, length)
 
 
-def _find_failure(column: Any, target: Target) -> int:
+def _find_failure(column: Column, target: Target) -> int:
     """Return the first row that cannot be cast, by bisection."""
     start, length = 0, len(column)
     while length > 1:
@@ -182,7 +183,7 @@ def _find_failure(column: Any, target: Target) -> int:
     return start
 
 
-def _cast_or_null(column: Any, target: Target) -> Iterable[pa.Array]:
+def _cast_or_null(column: Column, target: Target) -> Iterable[pa.Array]:
     """Yield the rows of a column, null where they cannot be cast."""
     try:
         yield _cast(column, target)
@@ -198,7 +199,7 @@ def _cast_or_null(column: Any, target: Target) -> Iterable[pa.Array]:
 # -- arrays -------------------------------------------------------------------------------------
 
 
-def _cast(column: pa.Array | list[Any], target: Target) -> pa.Array:
+def _cast(column: pa.Array | list[Cell], target: Target) -> pa.Array:
     """Cast an array, or cells that Arrow cannot represent; raise one of ``CONVERSION_ERRORS``."""
     if isinstance(column, list):
         return _cast_cells(column, target)
@@ -383,7 +384,7 @@ def _round_numbers(numbers: pa.Array, target: Target) -> pa.Array:
     return rounded
 
 
-def _cast_cells(cells: Sequence[Any], target: Target) -> pa.Array:
+def _cast_cells(cells: Sequence[Cell], target: Target) -> pa.Array:
     """Cast Python objects one by one."""
     categories = classify_cells(cells)
     if target.form:

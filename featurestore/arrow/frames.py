@@ -21,6 +21,9 @@ from featurestore.arrow.hints import rename_hint
 from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
+    Cell,
+    Column,
+    Frame,
     Unstorable,
     describe_cells,
     from_library_error,
@@ -33,7 +36,7 @@ from featurestore.errors import (
     listing,
 )
 
-ColumnsByName = dict[Any, Any]
+ColumnsByName = dict[Any, Column]
 
 _PLAIN_UNITS = ("datetime64[s]", "datetime64[ms]", "datetime64[us]", "datetime64[ns]")
 _WIDEST_FLOAT = 8
@@ -49,7 +52,7 @@ _PLAIN_EXTENSIONS = (
 )
 
 
-def table_from_pandas(df: Any) -> pa.Table:
+def table_from_pandas(df: Frame) -> pa.Table:
     """Convert a pandas dataframe with string column names to a table; arrays keep their shape.
 
     Raises:
@@ -73,7 +76,7 @@ def table_from_pandas(df: Any) -> pa.Table:
     return pa.table(columns)
 
 
-def table_from_polars(df: Any) -> pa.Table:
+def table_from_polars(df: Frame) -> pa.Table:
     """Convert a polars dataframe to a table.
 
     Raises:
@@ -97,7 +100,7 @@ def table_from_polars(df: Any) -> pa.Table:
     return pa.table(columns) if special else table
 
 
-def columns_from_rows(rows: Sequence[Any]) -> ColumnsByName:
+def columns_from_rows(rows: Sequence[Cell]) -> ColumnsByName:
     """Return the columns of rows (dicts, tuples, lists, arrays); default names are ``col_0``, ...
 
     Arrays of two dimensions or more, such as images, are the cells of one column ``col_0``.
@@ -125,7 +128,7 @@ def columns_from_rows(rows: Sequence[Any]) -> ColumnsByName:
     )
 
 
-def check_columns(columns: Mapping[Any, Any]) -> ColumnsByName:
+def check_columns(columns: Mapping[Any, Column]) -> ColumnsByName:
     """Return a dict of columns (lists, numpy arrays, series, Arrow arrays) of one length.
 
     An array of shape (n, 28, 28, 1) is a column of n arrays of shape (28, 28, 1).
@@ -183,7 +186,7 @@ def columns_from_array(array: Any) -> ColumnsByName:
     return columns
 
 
-def columns_in_memory(df: Any) -> ColumnsByName | None:
+def columns_in_memory(df: Frame) -> ColumnsByName | None:
     """Return the columns of rows, dicts and arrays; None for other dataframes.
 
     >>> columns_in_memory([(1, "x")])
@@ -214,7 +217,7 @@ def table_from_columns(columns: ColumnsByName) -> pa.Table:
     )
 
 
-def array_from_values(values: Any, *, name: str) -> pa.Array | pa.ChunkedArray:
+def array_from_values(values: Column, *, name: str) -> pa.Array | pa.ChunkedArray:
     """Convert one column (a list, a numpy array, a series, an Arrow array) to an Arrow array.
 
     Raises:
@@ -226,7 +229,7 @@ def array_from_values(values: Any, *, name: str) -> pa.Array | pa.ChunkedArray:
         raise unsupported_column(name, error, values) from error
 
 
-def unsupported_column(name: str, error: Exception, values: Any) -> UnsupportedType:
+def unsupported_column(name: str, error: Exception, values: Column) -> UnsupportedType:
     """Return the error for a column that cannot be stored.
 
     >>> print(unsupported_column("z", Unstorable("holds complex values", cells=[1j]), [1, 1j]))
@@ -242,7 +245,7 @@ def unsupported_column(name: str, error: Exception, values: Any) -> UnsupportedT
     return UnsupportedType(f"{problem.subject} {name!r} {problem.problem}{examples}.", hint=hint)
 
 
-def interval_sides(df: Any) -> dict[Any, str]:
+def interval_sides(df: Frame) -> dict[Any, str]:
     """Return the side on which intervals are closed, for each column of intervals.
 
     >>> interval_sides({"id": [1, 2]})
@@ -276,7 +279,7 @@ def _find_error(
     return unsupported_column("", Unstorable(f"cannot be stored ({error})"), ())
 
 
-def _rows_to_columns(rows: Iterable[Any]) -> ColumnsByName:
+def _rows_to_columns(rows: Iterable[Cell]) -> ColumnsByName:
     """Transpose rows to columns, with the names of named tuples or ``col_0``, ..."""
     plain = []
     for row in rows:
@@ -300,7 +303,7 @@ def _rows_to_columns(rows: Iterable[Any]) -> ColumnsByName:
     return columns
 
 
-def _is_column(values: Any) -> bool:
+def _is_column(values: Column) -> bool:
     if isinstance(values, str | bytes | Mapping):
         return False
     if isinstance(values, np.ndarray):

@@ -14,7 +14,7 @@ import io
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,11 @@ from featurestore.arrow.hints import cast_hint
 from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.types import feature_type, shaped_type
 from featurestore.errors import FeatureStoreError, UnsupportedType, listing
+
+# Objects of any library: a cell, a column (a list, array or series), and a dataframe.
+Cell: TypeAlias = Any
+Column: TypeAlias = Any
+Frame: TypeAlias = Any
 
 STREAM_ROWS = 65_536
 _INT64_LIMIT = 2**63
@@ -75,7 +80,7 @@ class Unstorable(ValueError):
         self,
         problem: str,
         *,
-        cells: Sequence[Any] = (),
+        cells: Sequence[Cell] = (),
         target: str | None = None,
         line: str | None = None,
         subject: str = "Column",
@@ -173,7 +178,7 @@ def binary_columns(schema: pa.Schema) -> list[str]:
     return names
 
 
-def cast_to_storable_types(frame: Any) -> Any:
+def cast_to_storable_types(frame: Frame) -> Frame:
     """Return a DuckDB relation whose values are preserved by the conversion to Arrow.
 
     128-bit integers, such as sums, are cast to 64 bits; if a value is too large, the query fails
@@ -205,7 +210,7 @@ def cast_to_storable_types(frame: Any) -> Any:
     return frame.project(", ".join(columns)) if is_changed else frame
 
 
-def cast_for_arrow(frame: Any, names: Collection[str]) -> Any:
+def cast_for_arrow(frame: Frame, names: Collection[str]) -> Frame:
     """Return a DuckDB relation in which Arrow has a type for the named columns.
 
     Maps become lists of their entries, and types that Arrow lacks become strings.
@@ -221,7 +226,7 @@ def cast_for_arrow(frame: Any, names: Collection[str]) -> Any:
     return frame.project(", ".join(columns))
 
 
-def stream_relation(rows: Any) -> pa.RecordBatchReader:
+def stream_relation(rows: Frame) -> pa.RecordBatchReader:
     """Return the rows of a DuckDB relation as a stream."""
     with translate_query_errors():
         # The name since DuckDB 1.4, and before.
@@ -255,7 +260,7 @@ def parse_refusal(text: str) -> UnsupportedType | None:
     return UnsupportedType(match["message"], hint=match["hint"])
 
 
-def from_library_error(error: Exception, values: Sequence[Any]) -> Unstorable:
+def from_library_error(error: Exception, values: Sequence[Cell]) -> Unstorable:
     """Translate an Arrow or Python error to ``Unstorable``."""
     if isinstance(error, Unstorable):
         return error
@@ -268,7 +273,7 @@ def from_library_error(error: Exception, values: Sequence[Any]) -> Unstorable:
     return Unstorable(f"cannot be stored ({text})")
 
 
-def surrogates_error(values: Sequence[Any]) -> Unstorable:
+def surrogates_error(values: Sequence[Cell]) -> Unstorable:
     r"""Return the error for texts with lone surrogates.
 
     >>> surrogates_error(["a", "b\ud800"]).cells
@@ -280,7 +285,7 @@ def surrogates_error(values: Sequence[Any]) -> Unstorable:
     )
 
 
-def describe_cells(cells: Sequence[Any], values: Sequence[Any]) -> str:
+def describe_cells(cells: Sequence[Cell], values: Sequence[Cell]) -> str:
     """Return ": row 1 is complex (1j)" for each of some cells of a column, "" without cells."""
     descriptions = []
     for cell in cells:
@@ -293,7 +298,7 @@ def describe_cells(cells: Sequence[Any], values: Sequence[Any]) -> str:
     return f": {', '.join(descriptions)}" if descriptions else ""
 
 
-def _contains(cell: Any, value: object) -> bool:
+def _contains(cell: Cell, value: object) -> bool:
     # By identity: equal cells may have another type, and arrays have no single truth value.
     if cell is value:
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -202,7 +202,7 @@ def job(
         )
         check_transform(spec, work)
         check_arguments(function, ("window", *spec.inputs), job=job_name)
-        return add_to_module(JobDefinition(spec, function), function.__globals__)
+        return add_to_module(spec, function.__globals__, function)
 
     return decorate
 
@@ -308,19 +308,19 @@ def sql_job(
     check_query(name, work)
     # A query has no function whose module could be used, so the job is added to the module of the
     # caller.
-    return add_to_module(JobDefinition(spec), calling_globals())
+    return add_to_module(spec, calling_globals())
 
 
-def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
+def add_to_module(
+    spec: JobSpec, module: dict[str, Any], function: Callable[..., Any] | None = None
+) -> JobDefinition:
     """Add a job to the job list of its module, so that unnamed jobs are also registered."""
     # A module variable, so that the list has the lifetime of the module: a reloaded file starts
     # with an empty one.
     definitions: list[JobDefinition] = module.setdefault(DEFINED_JOBS, [])
-    definition = replace(definition, position=calling_position(module))
+    definition = JobDefinition(spec, function, calling_position(module))
     if module.get("__name__") == "__main__":  # a repeated notebook cell replaces its jobs
-        definitions[:] = [
-            earlier for earlier in definitions if earlier.spec.name != definition.spec.name
-        ]
+        definitions[:] = [earlier for earlier in definitions if earlier.spec.name != spec.name]
     definitions.append(definition)
     return definition
 

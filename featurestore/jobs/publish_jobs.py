@@ -94,7 +94,7 @@ def publish_job(
             publishes=(PublicationTarget.parse(view, online=to),), description=description
         ),
     )
-    return add_to_module(JobDefinition(spec), calling_globals())
+    return add_to_module(spec, calling_globals())
 
 
 def run_publish(run: JobRun, work: PublishWork) -> Run:
@@ -260,7 +260,7 @@ def catalog_job(
             description=description,
         ),
     )
-    return add_to_module(JobDefinition(spec), calling_globals())
+    return add_to_module(spec, calling_globals())
 
 
 def check_catalog_job(session: Session, spec: JobSpec) -> None:

@@ -100,22 +100,25 @@ def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
 
 def restore_stream_runs(connection: Connection, path: str) -> None:
     """Restore the runs of stream jobs from the commits of a table."""
-    runs_by_id: dict[str, Run] = {}
+    commits_by_run: dict[str, list[StreamCommit]] = {}
     # The history is newest first; a run starts with its oldest commit.
     for stream_commit in reversed(list(_iter_stream_commits(path))):
-        commit = stream_commit.commit
-        earlier = runs_by_id.get(stream_commit.run)
-        if earlier is None:
-            window = Window(commit.time, commit.time)
-            earlier = Run(
-                stream_commit.run, stream_commit.job, 0, window, 1, runs.DONE, "restored", rows=0
-            )
-            earlier = replace(earlier, started=commit.time)
-        rows = (earlier.rows or 0) + commit.rows_in
-        runs_by_id[stream_commit.run] = replace(
-            earlier, rows=rows, ended=commit.time, delta_version=commit.version
+        commits_by_run.setdefault(stream_commit.run, []).append(stream_commit)
+    for run_id, run_commits in commits_by_run.items():
+        first, last = run_commits[0].commit, run_commits[-1].commit
+        run = Run(
+            run_id,
+            run_commits[0].job,
+            job_version=0,
+            window=Window(first.time, first.time),
+            windows=1,
+            state=runs.DONE,
+            owner="restored",
+            started=first.time,
+            ended=last.time,
+            rows=sum(stream_commit.commit.rows_in for stream_commit in run_commits),
+            delta_version=last.version,
         )
-    for run in runs_by_id.values():
         runs.restore(connection, run)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from featurestore.alerts.incidents import send_waiting
@@ -103,13 +103,18 @@ def load_status(session: Session, job: RegisteredJob) -> JobStatus:
         last = runs.last(connection, job.spec.name)
         failed = runs.count_windows(connection, job.spec.name, states=[runs.FAILED])
         stream = jobs.stream_status(connection, job.spec.name)
-    status = JobStatus(job, due=0, failed=failed, last=last, stream=stream)
+    due = 0
+    error: str | None = None
+    hint: str | None = None
     try:
-        return replace(status, due=len(find_due_windows(session, job)))
+        due = len(find_due_windows(session, job))
     # The registry may contain a schedule of an earlier release or of another store.
-    except InvalidJob as error:
-        hint = f"{error.hint}, then: featurestore job register {job.origin}"
-        return replace(status, error=error.message, hint=hint)
+    except InvalidJob as problem:
+        error, hint = (
+            problem.message,
+            f"{problem.hint}, then: featurestore job register {job.origin}",
+        )
+    return JobStatus(job, due, failed, last, stream, error, hint)
 
 
 def get_job(session: Session, name: str) -> RegisteredJob:

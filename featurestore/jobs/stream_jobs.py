@@ -220,7 +220,7 @@ def stream_job(
     check_choices(name, {"validation": (validation, VALIDATION_POLICIES)})
     check_keys_and_times(name, work, mode=stream.mode)
     _check_columns(name, work)
-    return add_to_module(JobDefinition(spec), calling_globals())
+    return add_to_module(spec, calling_globals())
 
 
 def _metadata_fields(

@@ -111,7 +111,7 @@ def training_job(
             ),
         )
         check_arguments(function, ("store", "window"), job=job_name)
-        return add_to_module(JobDefinition(spec, function), function.__globals__)
+        return add_to_module(spec, function.__globals__, function)
 
     return decorate
 

@@ -120,14 +120,14 @@ def plan_upsert(
             f"store.delete_from_featuregroup({work.target!r}, where='true')",
         )
     queries = _UpsertQueries(run, work, rows, recorded, source_keys)
-    upsert = Upsert(queries.select_rows(rows.schema), versions=queries.stage_versions(recorded))
+    written, versions = queries.select_rows(rows.schema), queries.stage_versions(recorded)
     if run.group is None or not has_deletes:
-        return upsert
+        return Upsert(written, versions=versions)
     deletes = queries.stage_deletes(run.group.spec.version)
     first_deleted = queries.find_first_time(deletes)
     if first_deleted is None:
-        return upsert
-    return replace(upsert, deletes=deletes, first_deleted=first_deleted)
+        return Upsert(written, versions=versions)
+    return Upsert(written, deletes, first_deleted, versions)
 
 
 def record_versions(run: JobRun, work: WindowedWork, rows: Relation, versions: Relation) -> JobRun:

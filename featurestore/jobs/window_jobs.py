@@ -167,7 +167,7 @@ def window_job(
     check_windowed_work(spec, work)
     _check_names(work, features)
     _check_divides(spec, interval)
-    return add_to_module(JobDefinition(spec), calling_globals())
+    return add_to_module(spec, calling_globals())
 
 
 def _parse_windows(windows: Windows, *, job: str) -> tuple[WindowFeature, ...]:

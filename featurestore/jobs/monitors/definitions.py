@@ -195,7 +195,7 @@ def monitor_job(
             tags=dict(tags or {}),
         ),
     )
-    return add_to_module(JobDefinition(spec), calling_globals())
+    return add_to_module(spec, calling_globals())
 
 
 @with_suggestions
@@ -334,7 +334,7 @@ def model_monitor_job(
             tags=dict(tags or {}),
         ),
     )
-    return add_to_module(JobDefinition(spec), calling_globals())
+    return add_to_module(spec, calling_globals())
 
 
 def build_quality(

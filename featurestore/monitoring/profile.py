@@ -21,7 +21,12 @@ from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import Window, parse_moment
 from featurestore.monitoring import bounds
-from featurestore.statistics.drift import Cumulative, as_number
+from featurestore.statistics.drift import (
+    Cumulative,
+    as_number,
+    cumulative_from_counts,
+    cumulative_from_quantiles,
+)
 from featurestore.statistics.moments import Floats
 from featurestore.usersql import Merge
 
@@ -153,9 +158,9 @@ class FeatureProfile:
         if self.value_kind != "number":
             return None
         if self.quantiles:
-            return _cumulative_from_quantiles(np.array(self.quantiles))
+            return cumulative_from_quantiles(self.quantiles)
         if self.values and self.complete:
-            return _cumulative_from_counts(self.values)
+            return cumulative_from_counts(self.values)
         return None
 
     @cached_property
@@ -266,23 +271,6 @@ def _parse_time(text: str) -> datetime | None:
         return parse_moment(text, warn=False)
     except ValueError:  # a year outside the calendar of Python
         return None
-
-
-def _cumulative_from_quantiles(values: Floats) -> Cumulative:
-    grid = np.linspace(0.0, 1.0, len(values))
-    # Equal quantiles are a step of the distribution function, from their first to their last share.
-    points, first = np.unique(values, return_index=True)
-    last = np.append(first[1:], len(values)) - 1
-    return Cumulative(points, grid[first], grid[last], stepwise=False)
-
-
-def _cumulative_from_counts(values: tuple[tuple[Value, int], ...]) -> Cumulative:
-    points = np.array([as_number(value) for value, _ in values])
-    counts = np.array([count for _, count in values], dtype=np.float64)
-    order = np.argsort(points)
-    shares = np.cumsum(counts[order]) / counts.sum()
-    before = np.concatenate(([0.0], shares[:-1]))
-    return Cumulative(points[order], before, shares, stepwise=True)
 
 
 @dataclass(frozen=True)

@@ -72,22 +72,27 @@ class Cumulative:
 def cumulative(column: ColumnStatistics) -> Cumulative | None:
     """Return the distribution function of a measured column, or None if it has no values."""
     if column.top_complete and column.top:
-        return _cumulative_from_counts(column.top)
+        return cumulative_from_counts([(value.value, value.count) for value in column.top])
     if column.quantiles:
-        values = np.array([as_number(quantile) for quantile in column.quantiles])
-        grid = np.linspace(0.0, 1.0, len(values))
-        # Equal quantiles are one point, at which the function jumps from the first to the last of
-        # their probabilities.
-        points, first = np.unique(values, return_index=True)
-        last = np.append(first[1:], len(values)) - 1
-        return Cumulative(points, grid[first], grid[last], stepwise=False)
+        return cumulative_from_quantiles(column.quantiles)
     return None
 
 
-def _cumulative_from_counts(top: Sequence[TopValue]) -> Cumulative:
+def cumulative_from_quantiles(quantiles: Sequence[Value]) -> Cumulative:
+    """Return the distribution function with linear pieces between evenly spaced quantiles."""
+    values = np.array([as_number(quantile) for quantile in quantiles])
+    grid = np.linspace(0.0, 1.0, len(values))
+    # Equal quantiles are one point, at which the function jumps from the first to the last of their
+    # probabilities.
+    points, first = np.unique(values, return_index=True)
+    last = np.append(first[1:], len(values)) - 1
+    return Cumulative(points, grid[first], grid[last], stepwise=False)
+
+
+def cumulative_from_counts(value_counts: Sequence[tuple[Value, int]]) -> Cumulative:
     """Return the stepwise distribution function of completely counted values."""
-    values = np.array([as_number(top_value.value) for top_value in top])
-    counts = np.array([top_value.count for top_value in top], dtype=np.float64)
+    values = np.array([as_number(value) for value, _ in value_counts])
+    counts = np.array([count for _, count in value_counts], dtype=np.float64)
     order = np.argsort(values)
     shares = np.cumsum(counts[order])
     shares /= shares[-1]

@@ -307,8 +307,6 @@ class ModelInputs:
         input  rule                         fitted on train        output
         seats  min_max(low=0.0, high=1.0)  (x - 100) * 0.01       float32
         """
-        from featurestore.training.transformations import read_registered
-
         # This is a base class of TrainingDataset, so importing it here would be circular.
         dataset = cast("TrainingDataset", self)
         return read_registered(dataset.path, dataset.manifest)
@@ -332,8 +330,6 @@ class ModelInputs:
         >>> next(reader.batches())["seats"].tolist()
         [2, 3]
         """
-        from featurestore.training.transformations import fit_dataset
-
         return fit_dataset(cast("TrainingDataset", self), transformations, fit_on=fit_on)
 
     def preprocessor(
@@ -357,8 +353,6 @@ class ModelInputs:
         >>> print(repr(preprocess).splitlines()[0])
         Preprocessor of {column: array}:
         """
-        from featurestore.training.transformations import resolve_transformations
-
         if framework not in FRAMEWORKS:
             raise InvalidArgument(
                 f"framework={framework!r} is not one of {listing(FRAMEWORKS)}.",
@@ -403,7 +397,6 @@ class ModelInputs:
         """
         from featurestore.readers.transformed import feature_forms
         from featurestore.training.reading import check_reader_inputs
-        from featurestore.training.transformations import resolve_transformations
         from featurestore.transform.keras import input_layers
 
         dataset = cast("TrainingDataset", self)

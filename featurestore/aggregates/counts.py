@@ -38,6 +38,10 @@ def to_summands(flags: Flags) -> Summands:
     return Summands(flags.astype(np.int64))
 
 
+def _count(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    return pa.array(count_values(chunk, aggregate), pa.int64())
+
+
 def _count_distinct(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     groups = chunk.cache_per_column(
         aggregate, "groups", lambda: encode_value_groups(chunk, aggregate)
@@ -150,7 +154,7 @@ def _last_n(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
 FUNCTIONS: dict[str, Callable[[Chunk, Aggregate], pa.Array]] = {
     "all": _all,
     "any": _any,
-    "count": lambda chunk, aggregate: pa.array(count_values(chunk, aggregate), pa.int64()),
+    "count": _count,
     "count_distinct": _count_distinct,
     "first": partial(_select_edge_value, choose=np.minimum, neutral=_MAX_INT64),
     "last": partial(_select_edge_value, choose=np.maximum, neutral=_MIN_INT64),

@@ -676,7 +676,9 @@ def _refuse_other_sides(
     for name, side in sides.items():
         side_before = sides_before.setdefault(name, side)
         if side != side_before:
-            bounds = schema.field(name).type.field(0).type
+            # The storage of intervals that are an extension type of pandas.
+            interval = feature_schema(schema).field(name).type
+            bounds = interval.field(0).type
             target = pa.struct([("left", bounds), ("right", bounds), ("closed", pa.string())])
             raise UnsupportedType(
                 f"Column {name!r} holds intervals that are closed on the {side}, and earlier "

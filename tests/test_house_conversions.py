@@ -62,7 +62,6 @@ EXCEPTIONS = {
     ),
     "featurestore/aggregates/window_side.py::WindowFeatures._add_features": RESULTS,
     "featurestore/arrow/batches.py::_matrix_to_lists": "a matrix of this type of number",
-    "featurestore/arrow/frames.py::column_from_polars": "values that do not fit are refused next",
     "featurestore/arrow/json_rows.py::_map_values": "texts and bytes of base64",
     "featurestore/arrow/json_rows.py::rows_from_json": "JSON that the export wrote for values",
     "featurestore/arrow/spark_frames.py::open_frame.read_batches": DECLARED,

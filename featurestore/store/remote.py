@@ -45,7 +45,7 @@ from featurestore.store.remote_handles import (
 from featurestore.training import TrainingDataset
 from featurestore.training.download import download
 from featurestore.training.transformations import read_registered
-from featurestore.training.verification import Problem, VerifyReport
+from featurestore.training.verification import DatasetProblem, VerifyReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ class RemoteTrainingDataset(TrainingDataset):
         if recompute:
             self._refuse("verify(recompute=True)", "verify()")
         report = self.client.post(f"{self._address}/verify")
-        problems = tuple(parse_record(Problem, problem) for problem in report["problems"])
+        problems = tuple(parse_record(DatasetProblem, problem) for problem in report["problems"])
         notes = tuple(report["notes"])
         return parse_record(VerifyReport, {**report, "problems": problems, "notes": notes})
 

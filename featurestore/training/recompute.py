@@ -49,7 +49,7 @@ from featurestore.training.export.request import ExportRequest, RowProvenance
 from featurestore.training.export.shard_plan import plan_shards
 from featurestore.training.export.shards import write_shards
 from featurestore.training.reading import dataset_schema
-from featurestore.training.verification import Problem, VerifyReport, verify
+from featurestore.training.verification import DatasetProblem, VerifyReport, verify
 from featurestore.transform.fit import ColumnChain
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ def verify_and_recompute(
     return replace(report, recomputed=True, problems=problems)
 
 
-def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterator[Problem]:
+def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterator[DatasetProblem]:
     """Yield a problem for each shard whose recomputed bytes differ.
 
     Raises:
         InvalidArgument: The dataset was opened without a store.
     """
     if not manifest.reproducible or manifest.plan is None:
-        yield Problem(MANIFEST_FILE, f"cannot be recomputed: {manifest.reproducible_reason}")
+        yield DatasetProblem(MANIFEST_FILE, f"cannot be recomputed: {manifest.reproducible_reason}")
         return
     if session is None:
         raise InvalidArgument(
@@ -91,7 +91,7 @@ def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterat
             recomputed = _export_again(session, manifest, staging=run.rows)
             run.registered = True
     except FeatureStoreError as error:
-        yield Problem(MANIFEST_FILE, f"cannot be recomputed: {error.message}")
+        yield DatasetProblem(MANIFEST_FILE, f"cannot be recomputed: {error.message}")
         return
     yield from _compare_shards(manifest, recomputed)
 
@@ -161,20 +161,20 @@ def export_request(
     )
 
 
-def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[Problem]:
+def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[DatasetProblem]:
     # A different layout changes all bytes; reporting it explains the differences of the shards.
     if recomputed.layout != manifest.layout:
-        yield Problem(MANIFEST_FILE, "recomputed rows require a different layout")
+        yield DatasetProblem(MANIFEST_FILE, "recomputed rows require a different layout")
     for split, recomputed_split in zip(manifest.splits, recomputed.splits, strict=True):
         if split.rows != recomputed_split.rows:
-            yield Problem(
+            yield DatasetProblem(
                 split.name,
                 f"recomputation returned {recomputed_split.rows:,} rows, the manifest has "
                 f"{split.rows:,}",
             )
         for shard, recomputed_shard in zip(split.shards, recomputed_split.shards, strict=True):
             if shard.sha256 != recomputed_shard.sha256:
-                yield Problem(
+                yield DatasetProblem(
                     shard.path,
                     f"recomputed bytes have SHA-256 {recomputed_shard.sha256}, the manifest has "
                     f"{shard.sha256}",

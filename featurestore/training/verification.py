@@ -37,10 +37,10 @@ _DIGEST_DIFFERS = "its SHA-256 differs from the manifest's"
 
 
 @dataclass(frozen=True)
-class Problem:
+class DatasetProblem:
     """A problem in a file, with the path relative to the dataset and the byte offset if known.
 
-    >>> str(Problem("train/csv-00000-of-00001.csv", "is truncated", 1234))
+    >>> str(DatasetProblem("train/csv-00000-of-00001.csv", "is truncated", 1234))
     'train/csv-00000-of-00001.csv at byte 1,234: is truncated'
     """
 
@@ -65,7 +65,7 @@ class VerifyReport:
     files: int
     bytes: int
     recomputed: bool
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[DatasetProblem, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     __repr__ = display.record_repr
@@ -127,7 +127,7 @@ def verify(directory: str, manifest: Manifest) -> VerifyReport:
     )
 
 
-def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
+def _file_problems(directory: str, manifest: Manifest) -> list[DatasetProblem]:
     dataset_format = find_format(manifest.data_format)
     problems = [*manifest_problems(directory, manifest), *unknown_files(directory, manifest)]
     progress.begin_phase(
@@ -144,19 +144,19 @@ def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
     return problems
 
 
-def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+def manifest_problems(directory: str, manifest: Manifest) -> Iterator[DatasetProblem]:
     """Yield a problem if the manifest has changed since the dataset was opened."""
     try:
         # The manifest is read again, because the caller's copy may be older than the damage.
         stored_manifest = read_manifest(directory)
     except FeatureStoreError as error:
-        yield Problem(MANIFEST_FILE, error.message)
+        yield DatasetProblem(MANIFEST_FILE, error.message)
         return
     if stored_manifest != manifest:
-        yield Problem(MANIFEST_FILE, "differs from the manifest that was opened")
+        yield DatasetProblem(MANIFEST_FILE, "differs from the manifest that was opened")
 
 
-def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
+def unknown_files(directory: str, manifest: Manifest) -> Iterator[DatasetProblem]:
     """Yield files in split folders that the manifest does not list, but that globs would match."""
     # Programs that read a split by a pattern would also read these files as shards.
     known_paths = {file.path for file in manifest.files}
@@ -175,12 +175,12 @@ def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
             path = f"{folder}/{name}"
             # A task attempt that is killed after the end of the export leaves a temporary file.
             if path not in known_paths | folders and not is_temporary(name):
-                yield Problem(path, "is not in the manifest")
+                yield DatasetProblem(path, "is not in the manifest")
 
 
 def shard_problems(
     directory: str, manifest: Manifest, shard: ManifestShard, dataset_format: DatasetFormat
-) -> Iterator[Problem]:
+) -> Iterator[DatasetProblem]:
     """Check the bytes of a shard and its sidecar files, and the records of the shard."""
     for file in shard.files:
         yield from file_problems(directory, manifest, file)
@@ -193,21 +193,23 @@ def shard_problems(
             return  # its bytes differ, which is reported above
         for finding in dataset_format.verify_shard(path, layout=manifest.layout, rows=shard.rows):
             position = "" if finding.row is None else f" (row {finding.row})"
-            yield Problem(shard.path, f"{finding.message}{position}", finding.offset)
+            yield DatasetProblem(shard.path, f"{finding.message}{position}", finding.offset)
 
 
-def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Iterator[Problem]:
+def file_problems(
+    directory: str, manifest: Manifest, file: ManifestFile
+) -> Iterator[DatasetProblem]:
     """Compare the size and SHA-256 of a file with the manifest; yield the first difference."""
     absent = _missing_reason(directory, file.path)
     if absent is not None:
-        yield Problem(file.path, absent)
+        yield DatasetProblem(file.path, absent)
         return
     path = os.path.join(directory, file.path)
     size = files.size(path)
     if size != file.bytes:
         message = f"has {size:,} bytes, but {file.bytes:,} in the manifest"
         # The end of the shorter of both is the first byte that certainly differs.
-        yield Problem(file.path, message, min(size, file.bytes))
+        yield DatasetProblem(file.path, message, min(size, file.bytes))
         return
     digest = compute_digest(path)
     if digest.hexdigest() == file.sha256:
@@ -215,16 +217,16 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
     for split in manifest.splits:
         for shard in split.shards:
             if shard.sha256 == digest.hexdigest():
-                yield Problem(file.path, f"contains the bytes of {shard.path!r}", 0)
+                yield DatasetProblem(file.path, f"contains the bytes of {shard.path!r}", 0)
                 return
     # Digests of prefixes locate the damage within one block without a second copy.
     stated = manifest.prefixes.get(file.path, [])
     first = PIECE_BYTES * _count_equal_prefixes(digest.prefixes, stated)
     end = min(first + PIECE_BYTES, size) if stated else size
-    yield Problem(file.path, f"{_DIGEST_DIFFERS}, first before byte {end:,}", first)
+    yield DatasetProblem(file.path, f"{_DIGEST_DIFFERS}, first before byte {end:,}", first)
 
 
-def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+def statistics_problems(directory: str, manifest: Manifest) -> Iterator[DatasetProblem]:
     """Compare the SHA-256 of the statistics files with the manifest."""
     for statistics in manifest.statistics.values():
         for entry in (statistics, statistics.get("sample")):
@@ -232,12 +234,12 @@ def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]
                 continue
             absent = _missing_reason(directory, entry["path"])
             if absent is not None:
-                yield Problem(entry["path"], absent)
+                yield DatasetProblem(entry["path"], absent)
             elif files.sha256(os.path.join(directory, entry["path"])) != entry["sha256"]:
-                yield Problem(entry["path"], _DIGEST_DIFFERS, 0)
+                yield DatasetProblem(entry["path"], _DIGEST_DIFFERS, 0)
 
 
-def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+def transformations_problems(directory: str, manifest: Manifest) -> Iterator[DatasetProblem]:
     """Compare all transformations files with their hashes, including later fits."""
     # Later fits are not in the manifest. Their file name is their hash.
     expected = {
@@ -250,9 +252,9 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Pro
     for path, sha256 in expected.items():
         absent = _missing_reason(directory, path)
         if absent is not None:
-            yield Problem(path, absent)
+            yield DatasetProblem(path, absent)
         elif files.sha256(os.path.join(directory, path)) != sha256:
-            yield Problem(path, "its SHA-256 differs from its file name", 0)
+            yield DatasetProblem(path, "its SHA-256 differs from its file name", 0)
 
 
 def _missing_reason(directory: str, relative: str) -> str | None:
@@ -286,7 +288,7 @@ def list_unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterato
         yield f"splits not compared row by row: the files store columns with loss ({lossy})"
 
 
-def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+def row_problems(directory: str, manifest: Manifest) -> Iterator[DatasetProblem]:
     """Read all rows and check their order and their splits."""
     possible = _PossibleChecks.from_manifest(manifest)
     digests: dict[str, UInt64s] = {}
@@ -296,7 +298,7 @@ def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
             for batch in split_batches(directory, manifest, split.name):
                 yield from scan.problems(batch)
         except FeatureStoreError as error:
-            yield Problem(split.name, f"cannot be read: {error.message}")
+            yield DatasetProblem(split.name, f"cannot be read: {error.message}")
         digests[split.name] = scan.distinct_rows()
     yield from _overlaps(digests)
 
@@ -342,7 +344,7 @@ class _SplitScan:
         self._sorted = True
         self._digests: list[UInt64s] = []
 
-    def problems(self, batch: pa.RecordBatch) -> Iterator[Problem]:
+    def problems(self, batch: pa.RecordBatch) -> Iterator[DatasetProblem]:
         """Yield the problems of the next batch."""
         manifest = self._manifest
         hashes = row_hash(batch, columns=manifest.key, seed=manifest.seed)
@@ -374,15 +376,15 @@ class _SplitScan:
         self._last_hash = int(hashes[-1])
         return after_last and bool((hashes[1:] >= hashes[:-1]).all())
 
-    def _problem_near(self, message: str) -> Problem:
-        return Problem(self._name, f"{message} near row {self._row:,}")
+    def _problem_near(self, message: str) -> DatasetProblem:
+        return DatasetProblem(self._name, f"{message} near row {self._row:,}")
 
 
-def _overlaps(digests: dict[str, UInt64s]) -> Iterator[Problem]:
+def _overlaps(digests: dict[str, UInt64s]) -> Iterator[DatasetProblem]:
     """Yield a problem for each pair of splits that share rows."""
     names = list(digests)
     for index, name in enumerate(names):
         for other_name in names[index + 1 :]:
             shared = len(np.intersect1d(digests[name], digests[other_name], assume_unique=True))
             if shared:
-                yield Problem(name, f"shares {shared:,} rows with split {other_name!r}")
+                yield DatasetProblem(name, f"shares {shared:,} rows with split {other_name!r}")

@@ -58,7 +58,7 @@ from featurestore.server.rows import ChunkProducer, Retrieval, stream_chunks
 from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteTrainingDataset
 from featurestore.store.remote_handles import parse_record
-from featurestore.training.verification import Problem, VerifyReport
+from featurestore.training.verification import DatasetProblem, VerifyReport
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.time_limits import _RUNNING_QUERIES
 from featurestore_connectors.remote import HttpClient, request_body
@@ -628,7 +628,7 @@ def test_remote_writes_pass_validation(
     local.delete_featuregroup("made", version=1)
 
 
-@pytest.mark.parametrize("record_type", [Commit, Match, Problem, VerifyReport])
+@pytest.mark.parametrize("record_type", [Commit, Match, DatasetProblem, VerifyReport])
 def test_record_as_other_release_reads_or_raises(record_type: Any) -> None:
     arguments = {field.name: field.name for field in fields(record_type)}
     assert parse_record(record_type, {**arguments, "told_by_newer_servers": 1}) == record_type(

@@ -98,7 +98,9 @@ def _normalize_numbers(value: Any) -> Any:
 def acting_job(location: str, spec: JobSpec, *, origin: str) -> ActingDefinition:
     """Return a job as a definition that acts; ``origin`` is its file, or its module.
 
-    >>> work = SqlWork(target="loads", options=GroupOptions(), inputs={}, code="select 1")
+    >>> from featurestore.model.job import Alerts, PublishWork, Schedule
+    >>> from featurestore.model.publication_target import PublicationTarget
+    >>> work = PublishWork(publishes=(PublicationTarget("buyers"),))
     >>> spec = JobSpec("load", Schedule("@daily"), Alerts(), work)
     >>> acting_job("/store", spec, origin="/jobs.py").command
     'featurestore job register /jobs.py'

@@ -331,8 +331,7 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
             hint = "keys are integers, strings, booleans, dates, timestamps, decimals or binary"
             if pa.types.is_floating(dtype):
                 hint += (
-                    "; pandas stores integers with nulls as double: "
-                    f"{cast_hint({column: 'int64'})}"
+                    f"; pandas stores integers with nulls as double: {cast_hint({column: 'int64'})}"
                 )
             raise InvalidArgument(
                 f"Column {column!r} of type {dtype} cannot be a key or partition.", hint=hint

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument, LimitExceeded
-from featurestore.server import arrow_bounds
+from featurestore.server import bounds
 from featurestore.server.uploads import Upload
 
 MOST = 1 << 30
@@ -221,5 +221,5 @@ def test_damaged_streams_are_refused_or_read(
 
 
 def test_each_message_within_the_bound_is_accepted() -> None:
-    body = stream([zeros(arrow_bounds.MESSAGE_BYTES // 2, 2)], compression="zstd")
-    assert read(body).nbytes == arrow_bounds.MESSAGE_BYTES
+    body = stream([zeros(bounds.MESSAGE_BYTES // 2, 2)], compression="zstd")
+    assert read(body).nbytes == bounds.MESSAGE_BYTES

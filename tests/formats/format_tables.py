@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from featurestore.arrow.types import shaped_type
 from featurestore.errors import InvalidArgument, MissingExtra, UnsupportedType
 from featurestore.plugins.format import DatasetFormat, find_format
-from featurestore.testing.format_conformance import build_layout, build_manifest, list_files, write
+from featurestore.testing.format_cases import build_manifest
+from featurestore.testing.format_conformance import build_layout, list_files, write
 from tests.generated_tables import write_tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "formats.md"

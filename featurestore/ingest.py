@@ -46,8 +46,8 @@ from featurestore.arrow.bounds import (
     time_columns,
     variable_size_columns,
 )
-from featurestore.arrow.casts import cast_array, decode, is_encoded
-from featurestore.arrow.column_names import check_feature_names, to_feature_names
+from featurestore.arrow.casts import cast_array, decode
+from featurestore.arrow.column_names import check_feature_names, is_utf8_string, to_feature_names
 from featurestore.arrow.fitting import (
     InexactValueError,
     can_fit,
@@ -69,13 +69,13 @@ from featurestore.arrow.frames import (
 )
 from featurestore.arrow.hints import cast_hint, exact_cast_hint, rename_hint
 from featurestore.arrow.huggingface_types import dataset_batches
-from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.spark_frames import is_connect_object, open_frame
 from featurestore.arrow.types import (
     array_shape,
     check_nesting,
     describe,
     feature_schema,
+    is_encoded,
     is_nested,
     is_tensor,
     shaped_type,
@@ -85,7 +85,6 @@ from featurestore.arrow.unstorable import (
     STREAM_ROWS,
     EncodedArrayCheck,
     Frame,
-    binary_columns,
     cast_to_storable_types,
     nanoseconds_hint,
     stream_relation,
@@ -266,7 +265,7 @@ def refuse_encoded_arrays(
     Binary columns of groups were checked when they were written, and binary columns in ``like`` are
     intended; neither holds for columns from a source.
     """
-    names = binary_columns(_select_new_fields(relation.schema, like))
+    names = _new_binary_columns(relation.schema, like)
     # Frames of sources have ``reads``, and frames of groups have a ``plan``.
     if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
         return relation
@@ -281,6 +280,16 @@ def _select_new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     if like is None:
         return schema
     return pa.schema([field for field in schema if field.name not in like.names])
+
+
+def _new_binary_columns(schema: pa.Schema, like: pa.Schema | None) -> list[str]:
+    """Return the names of the binary columns that are not in ``like``."""
+    names = []
+    for field in _select_new_fields(schema, like):
+        dtype = field.type.value_type if pat.is_dictionary(field.type) else field.type
+        if pat.is_binary(dtype) or pat.is_large_binary(dtype) or pat.is_fixed_size_binary(dtype):
+            names.append(field.name)
+    return names
 
 
 def _adopt_shapes(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
@@ -298,7 +307,7 @@ def _adopt_shapes(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
 
 def refuse_encoded_bytes(relation: Relation, *, engine: Engine, like: pa.Schema | None) -> None:
     """Refuse re-readable rows if the first values of a new binary column are encoded arrays."""
-    names = binary_columns(_select_new_fields(relation.schema, like))
+    names = _new_binary_columns(relation.schema, like)
     check = EncodedArrayCheck(names)
     if names:
         _check_rows(relation, names, check, engine)
@@ -381,10 +390,11 @@ def _refuse_encoded_arrays(
 
     Binary columns in ``like`` are intended.
     """
-    check = EncodedArrayCheck(binary_columns(_select_new_fields(reader.schema, like)))
-    first = next(iter(reader), None) if check.pending_columns else None
+    names = _new_binary_columns(reader.schema, like)
+    first = next(iter(reader), None) if names else None
     if first is None:
         return reader
+    check = EncodedArrayCheck(names)
     try:
         check(first)
     except UnsupportedType:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.casts import decode, is_encoded
-from featurestore.arrow.types import is_nested
+from featurestore.arrow.casts import decode
+from featurestore.arrow.types import is_encoded, is_nested
 from featurestore.errors import ConfigurationError, LimitExceeded, OutOfRange
 
 CELL_BYTES_VARIABLE = "FEATURESTORE_CELL_BYTES"

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.batches import take_values
-from featurestore.arrow.types import is_exact, is_list_type, is_nested
+from featurestore.arrow.types import is_encoded, is_exact, is_list_type, is_nested
 from featurestore.errors import SchemaMismatch, UnsupportedType
 
 
@@ -76,15 +76,6 @@ def cast_array(array: pa.Array, dtype: pa.DataType) -> pa.Array:
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
         return pa.array(wider, mask=_null_mask(array)).cast(dtype)
     return cast_bytes(array, dtype)
-
-
-def is_encoded(dtype: pa.DataType) -> bool:
-    """Return whether the rows of a type refer to values: a dictionary, or runs of equal values.
-
-    >>> is_encoded(pa.dictionary(pa.int8(), pa.string())), is_encoded(pa.string())
-    (True, False)
-    """
-    return pat.is_dictionary(dtype) or str(dtype).startswith("run_end_encoded")
 
 
 def decode(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:

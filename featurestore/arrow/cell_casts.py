@@ -25,12 +25,12 @@ from featurestore.arrow.cells import (
     classify_cells,
     has_meaningful_string,
 )
+from featurestore.arrow.column_names import is_utf8_string
 from featurestore.arrow.hints import (
     TIMESTAMP,
     cast_hint,
     format_type,
 )
-from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.types import (
     feature_type,
     is_exact,

@@ -12,6 +12,16 @@ from featurestore.errors import InvalidName
 _FEATURE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SNAKE = re.compile(r"(?!__fs_)[a-z_][a-z0-9_]*")
 RESERVED_PREFIX = "__fs_"
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def is_utf8_string(value: object) -> bool:
+    """Return whether a value is a string that UTF-8 can encode, as JSON and Arrow require.
+
+    >>> is_utf8_string("a"), is_utf8_string(0), is_utf8_string(chr(0xD800))
+    (True, False, False)
+    """
+    return isinstance(value, str) and not _SURROGATES.search(value)
 
 
 def check_feature_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import from_tensors
-from featurestore.arrow.casts import cast_array, decode, is_encoded
+from featurestore.arrow.casts import cast_array, decode
 from featurestore.arrow.cell_casts import (
     NUMBERS,
     Target,
@@ -42,6 +42,7 @@ from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.text_values import TextRules, check_format, format_decimals, parse_texts
 from featurestore.arrow.types import (
     feature_type,
+    is_encoded,
     is_list_type,
     is_nested,
     is_tensor,

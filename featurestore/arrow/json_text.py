@@ -15,22 +15,12 @@ from functools import cache
 from typing import Any
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _MAX_REPR = 60
 # No type can represent integers with more digits.
 _MAX_DIGITS = 400
 # Functions recurse into values, up to twice per level.
 _MAX_LEVELS = 250
 _TOO_DEEP = f"values are nested more than {_MAX_LEVELS} levels deep"
-
-
-def is_utf8_string(value: object) -> bool:
-    """Return whether a value is a string that UTF-8 can encode, as JSON and Arrow require.
-
-    >>> is_utf8_string("a"), is_utf8_string(0), is_utf8_string(chr(0xD800))
-    (True, False, False)
-    """
-    return isinstance(value, str) and not _SURROGATES.search(value)
 
 
 class JsonError(ValueError):

@@ -227,6 +227,15 @@ def is_untyped(dtype: pa.DataType) -> bool:
     return any(is_untyped(dtype.field(index).type) for index in range(dtype.num_fields))
 
 
+def is_encoded(dtype: pa.DataType) -> bool:
+    """Return whether the rows of a type refer to values: a dictionary, or runs of equal values.
+
+    >>> is_encoded(pa.dictionary(pa.int8(), pa.string())), is_encoded(pa.string())
+    (True, False)
+    """
+    return pat.is_dictionary(dtype) or str(dtype).startswith("run_end_encoded")
+
+
 def is_nested(dtype: pa.DataType) -> bool:
     """Return whether a type contains values of other types.
 

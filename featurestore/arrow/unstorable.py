@@ -18,11 +18,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
-from featurestore.arrow.column_names import quoted
+from featurestore.arrow.column_names import is_utf8_string, quoted
 from featurestore.arrow.hints import cast_hint
-from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.types import feature_type, shaped_type
 from featurestore.errors import FeatureStoreError, UnsupportedType, listing
 
@@ -160,22 +158,6 @@ class EncodedArrayCheck:
                 hint=_decode_hint(encoded),
             )
         return batch
-
-
-def binary_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of the binary columns.
-
-    >>> binary_columns(pa.schema([("id", pa.int64()), ("image", pa.binary())]))
-    ['image']
-    """
-    names = []
-    for field in schema:
-        dtype = field.type
-        if pat.is_dictionary(dtype):
-            dtype = dtype.value_type
-        if pat.is_binary(dtype) or pat.is_large_binary(dtype) or pat.is_fixed_size_binary(dtype):
-            names.append(field.name)
-    return names
 
 
 def cast_to_storable_types(frame: Frame) -> Frame:

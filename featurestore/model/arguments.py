@@ -17,7 +17,7 @@ from datetime import timedelta
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-from featurestore.arrow.json_text import is_utf8_string
+from featurestore.arrow.column_names import is_utf8_string
 from featurestore.arrow.lists import as_list
 from featurestore.errors import (
     FeatureStoreError,

@@ -37,6 +37,8 @@ class DeclaredTypes:
         Raises:
             InvalidArgument: A name is not a column, or a column cannot be converted to its type.
         """
+        if not self.columns and self.decimal is None:
+            return batch_schema
         for name in self.columns:
             if name not in batch_schema.names:
                 raise InvalidArgument(

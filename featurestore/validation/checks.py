@@ -19,7 +19,6 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.arrow.hints import PLAUSIBLE_START
-from featurestore.arrow.values import to_scalar
 from featurestore.errors import FeatureStoreError, InvalidExpectation
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import format_duration, shift_time, to_python_rows
@@ -104,7 +103,7 @@ class RowCheck:
             times = batch.column(self.columns[0])
             # A column of dates is compared with the day of the limit in UTC.
             day = self.limit.astimezone(UTC).date()
-            limit = to_scalar(day if pat.is_date(times.type) else self.limit, times.type)
+            limit = pa.scalar(day if pat.is_date(times.type) else self.limit, times.type)
             compare = pc.greater if self.type == FUTURE_TIMES else pc.less
             mask = pc.fill_null(compare(times, limit), False)
             return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)

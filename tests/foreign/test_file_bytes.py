@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.arrow.json_text import is_utf8_string
+from featurestore.arrow.column_names import is_utf8_string
 from featurestore.errors import InvalidArgument, InvalidSourceFile
 from featurestore.model.source import options_to_strings
 from featurestore.plugins.source import SourceConfig, SourceQuery

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from featurestore.arrow.json_text import is_utf8_string
+from featurestore.arrow.column_names import is_utf8_string
 from featurestore.errors import FeatureStoreError
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders import text_files

@@ -47,7 +47,12 @@ from featurestore.arrow.bounds import (
     variable_size_columns,
 )
 from featurestore.arrow.casts import cast_array, decode
-from featurestore.arrow.column_names import check_feature_names, is_utf8_string, to_feature_names
+from featurestore.arrow.column_names import (
+    check_feature_names,
+    is_utf8_string,
+    rename_hint,
+    to_feature_names,
+)
 from featurestore.arrow.fitting import (
     InexactValueError,
     can_fit,
@@ -67,7 +72,7 @@ from featurestore.arrow.frames import (
     table_from_pandas,
     table_from_polars,
 )
-from featurestore.arrow.hints import cast_hint, exact_cast_hint, rename_hint
+from featurestore.arrow.hints import cast_hint, exact_cast_hint
 from featurestore.arrow.huggingface_types import dataset_batches
 from featurestore.arrow.spark_frames import is_connect_object, open_frame
 from featurestore.arrow.types import (

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from featurestore.arrow.hints import rename_hint
 from featurestore.errors import InvalidName
 
 _FEATURE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -116,6 +115,25 @@ def to_feature_names(names: Iterable[object]) -> list[str]:
         used_names.add(new_name.lower())
         new_names.append(new_name)
     return new_names
+
+
+def rename_hint(names: Sequence[object], new_names: Sequence[str]) -> str:
+    """Return the line that renames the columns of the caller's dataframe.
+
+    >>> rename_hint(["id", "wind speed"], ["id", "wind_speed"])
+    "df = featurestore.rename(df, {'wind speed': 'wind_speed'})"
+    >>> rename_hint(["a", "a"], ["a", "a_2"])
+    "df = featurestore.rename(df, ['a', 'a_2'])"
+    """
+    # Code cannot repeat other labels, such as times, and a dict has no repeated names.
+    is_plain = all(isinstance(name, str | int) for name in names)
+    if not is_plain or len(set(names)) < len(names):
+        return f"df = featurestore.rename(df, {list(new_names)!r})"
+    renames = {}
+    for name, new_name in zip(names, new_names, strict=True):
+        if name != new_name:
+            renames[name] = new_name
+    return f"df = featurestore.rename(df, {renames!r})"
 
 
 def _to_feature_name(name: object) -> str:

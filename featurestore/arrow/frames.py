@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from featurestore.arrow.cell_casts import suggest_cast
 from featurestore.arrow.cells import interval_side
-from featurestore.arrow.column_names import is_utf8_string, to_feature_names
+from featurestore.arrow.column_names import is_utf8_string, rename_hint, to_feature_names
 from featurestore.arrow.columns import LONG_INTEGERS, convert_values, is_pandas, python_cells
-from featurestore.arrow.hints import rename_hint
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     Cell,

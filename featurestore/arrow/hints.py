@@ -1,4 +1,4 @@
-"""The language of hints about columns: ``df = featurestore.cast(df, {...})`` and ``rename``.
+"""The language of hints about columns: ``df = featurestore.cast(df, {...})``.
 
 A hint is one line, which works for every dataframe that ingestion accepts. Types are written as in
 ``dtypes=``. Numbers and strings that write times have a form in brackets: ``timestamp[ms]``,
@@ -10,7 +10,7 @@ ranges, which overlap neither with each other nor with plausible epoch numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from typing import Literal
 
@@ -115,25 +115,6 @@ def _can_cast(source: pa.DataType, target: pa.DataType) -> bool:
     if is_time or pat.is_timestamp(source) or pat.is_date(source):
         return bool(is_time and (pat.is_timestamp(source) or pat.is_date(source)))
     return bool(pat.is_boolean(source) or pat.is_boolean(target)) and not pat.is_decimal(target)
-
-
-def rename_hint(names: Sequence[object], new_names: Sequence[str]) -> str:
-    """Return the line that renames the columns of the caller's dataframe.
-
-    >>> rename_hint(["id", "wind speed"], ["id", "wind_speed"])
-    "df = featurestore.rename(df, {'wind speed': 'wind_speed'})"
-    >>> rename_hint(["a", "a"], ["a", "a_2"])
-    "df = featurestore.rename(df, ['a', 'a_2'])"
-    """
-    # Code cannot repeat other labels, such as times, and a dict has no repeated names.
-    is_plain = all(isinstance(name, str | int) for name in names)
-    if not is_plain or len(set(names)) < len(names):
-        return f"df = featurestore.rename(df, {list(new_names)!r})"
-    renames = {}
-    for name, new_name in zip(names, new_names, strict=True):
-        if name != new_name:
-            renames[name] = new_name
-    return f"df = featurestore.rename(df, {renames!r})"
 
 
 def format_type(dtype: pa.DataType) -> str:

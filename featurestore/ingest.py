@@ -53,13 +53,8 @@ from featurestore.arrow.column_names import (
     rename_hint,
     to_feature_names,
 )
-from featurestore.arrow.fitting import (
-    InexactValueError,
-    can_fit,
-    can_widen,
-    cast_exactly,
-    with_wider_decimals,
-)
+from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
+from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
 from featurestore.arrow.frames import (
     bare_array_error,
     columns_in_memory,

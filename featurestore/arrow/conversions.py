@@ -31,7 +31,8 @@ from featurestore.arrow.cells import (
     interval_side,
 )
 from featurestore.arrow.columns import convert_values, python_cells
-from featurestore.arrow.fitting import can_fit, cast_exactly
+from featurestore.arrow.exact_casts import cast_exactly
+from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.hints import (
     PER_SECOND,
     TIMESTAMP,

@@ -31,7 +31,8 @@ import pyarrow.types as pat
 from featurestore.arrow.bounds import find_out_of_range
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.cells import cells_to_array
-from featurestore.arrow.fitting import InexactValueError, can_fit, cast_exactly
+from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
+from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.text_values import TextRules, parse_texts
 from featurestore.arrow.types import (

@@ -1,6 +1,6 @@
 """Conversion of rows to the columns of a group, matched by name and without loss.
 
-If a type conversion can lose information, each value is checked (``arrow.fitting``).
+If a type conversion can lose information, each value is checked (``arrow.exact_casts``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ import pyarrow as pa
 
 from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.fitting import (
-    InexactValueError,
-    can_fit,
-    can_widen,
-    cast_exactly,
-    wider_decimal,
-)
+from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
+from featurestore.arrow.fitting import can_fit, can_widen, wider_decimal
 from featurestore.arrow.hints import cast_hint, exact_cast_hint
 from featurestore.arrow.types import array_shape, describe, is_nested
 from featurestore.arrow.untyped import refuse_untyped, typing_hint

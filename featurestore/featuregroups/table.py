@@ -27,8 +27,6 @@ from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import parse_version_directory
-from featurestore.recovery import claims, groups
-from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import featuregroups
 from featurestore.session import FEATUREGROUPS, Session
 from featurestore.storage import files
@@ -237,6 +235,10 @@ def find_existing(session: Session, name: str) -> OpenGroup | None:
 
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
     """Return the version after the last one that is registered, on disk or being created."""
+    # Recovery imports the definitions of views and models, which a list of groups does not need.
+    from featurestore.recovery import claims, groups
+    from featurestore.recovery.liveness import versions_in_flight
+
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, name)
         if claimed:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.arrow.fitting import cast_label_keys
+from featurestore.arrow.exact_casts import cast_label_keys
 from featurestore.arrow.repeated_columns import MIN_ROWS, find_repeated, is_almost_unlabeled
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash

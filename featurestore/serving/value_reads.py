@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.fitting import cast_exactly
+from featurestore.arrow.exact_casts import cast_exactly
 from featurestore.arrow.values import Convert, to_value
 from featurestore.retrieval.resolve import equal_key
 from featurestore.serving.columns import FixedColumn, VariableColumn, check_times

@@ -13,13 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.fitting import (
-    InexactValueError,
-    can_fit,
-    can_widen,
-    cast_exactly,
-    cast_label_keys,
-)
+from featurestore.arrow.exact_casts import InexactValueError, cast_exactly, cast_label_keys
+from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, shaped_type
 
 INTEGERS = [

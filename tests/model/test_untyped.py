@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.fitting import can_fit, can_widen, cast_exactly
+from featurestore.arrow.exact_casts import cast_exactly
+from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.types import feature_schema, feature_type, is_untyped
 from featurestore.arrow.untyped import (
     adopt_types,

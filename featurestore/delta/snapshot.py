@@ -10,6 +10,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -228,6 +229,11 @@ def replay_log(path: str, version: int) -> Replay:
 
 def _replay_log(path: str, version: int) -> tuple[Replay, list[FileState]]:
     """Replay the latest preceding checkpoint and later commits; return the files that were read."""
+    # A new table needs no checkpoint, so that none is searched unless its commit is damaged.
+    if version == 0 and log.has_commit(path, 0):
+        new_table = Replay(path)
+        with suppress(TableDamaged):
+            return new_table, new_table.apply_commits(0, 0)
     replay, start, sources = _replay_checkpoint(path, version)
     sources += replay.apply_commits(start + 1, version)
     return replay, sources
@@ -240,9 +246,6 @@ def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileS
     an earlier checkpoint or the commits are used, if they are still in the log. The version is -1
     if the log must be replayed from the start.
     """
-    # A new table has no checkpoint, so that none is searched.
-    if version == 0 and log.has_commit(path, 0):
-        return Replay(path), -1, []
     damaged: TableDamaged | None = None
     before = version
     while True:

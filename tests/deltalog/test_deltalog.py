@@ -243,6 +243,19 @@ def test_damaged_checkpoint_falls_back_to_commits(
         read_snapshot(path)
 
 
+def test_damaged_first_commit_falls_back_to_checkpoint(tmp_path: Path) -> None:
+    path = table_at(tmp_path / "table", commits=1)
+    DeltaTable(path).create_checkpoint()
+    commit = Path(commit_path(path, 0))
+    commit.write_text('{"add":')
+    assert read_snapshot(path).rows == 1
+    (tmp_path / "table" / "_delta_log" / "_last_checkpoint").unlink()
+    next((tmp_path / "table" / "_delta_log").glob("*.checkpoint.parquet")).unlink()
+    shutil.copytree(path, tmp_path / "copy")  # not in the cache
+    with pytest.raises(TableDamaged, match=commit.name):
+        read_snapshot(str(tmp_path / "copy"))
+
+
 def test_check_files_missing_or_truncated_raises(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     state = read_snapshot(path)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -49,6 +50,8 @@ from featurestore.arrow.values import from_text, to_array
 Inexact = Literal["error", "round", "null"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Python rounds decimals to the digits of a context, by default 28.
+_WIDE_CONTEXT = Context(prec=400)
 # Whole floats up to this limit are written without a fraction, as Arrow writes them.
 _WHOLE_LIMIT = 1e15
 _LISTS = {"list", "array", "set", "collection", "Arrow array"}
@@ -93,12 +96,12 @@ def to_target(cell: Cell, target: Target) -> Cell:
     category = cell_category(cell)
     if category in _DURATIONS or (category in _TIMES and pat.is_integer(dtype)):
         return _to_count(cell)
+    if category in _TIMES:
+        return _to_time(cell, target)
     if hasattr(cell, "to_timestamp"):  # a Period
         return cell.to_timestamp()
     if isinstance(cell, str):
         return from_text(cell, dtype)
-    if pat.is_timestamp(dtype) and category == "date":
-        return datetime(cell.year, cell.month, cell.day, tzinfo=UTC)
     return _to_number(cell, target) if isinstance(cell, int | float | Decimal | Fraction) else cell
 
 
@@ -122,16 +125,42 @@ def _to_number(cell: Cell, target: Target) -> Any:
         return bool(cell)
     if pat.is_decimal(dtype):
         number = Decimal(cell)
-        return round(number, dtype.scale) if is_rounded else number
+        return _round_decimal(number, dtype.scale) if is_rounded else number
     if isinstance(cell, bool):
         return int(cell) if is_numeric(dtype) else cell
     if pat.is_integer(dtype):
         return round(cell) if is_rounded or cell == int(cell) else cell
     if pat.is_floating(dtype):
-        nearest = float(np.float32(cell)) if pat.is_float32(dtype) else float(cell)
-        if not is_rounded and nearest != cell and cell == cell:
+        with np.errstate(over="ignore"):
+            nearest = float(np.float32(cell)) if pat.is_float32(dtype) else float(cell)
+        if nearest != cell and cell == cell and (not is_rounded or math.isinf(nearest)):
             raise ValueError(f"{cell} has no equal in {dtype}")
         return nearest
+    return cell
+
+
+def _round_decimal(number: Decimal, scale: int) -> Decimal:
+    """Round to a number of digits, half to even, independent of the caller's decimal context."""
+    try:
+        return number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_EVEN, _WIDE_CONTEXT)
+    except InvalidOperation as error:  # infinite, or of too many digits
+        raise ValueError(f"{number} has no decimal of {scale} digits") from error
+
+
+def _to_time(cell: Cell, target: Target) -> Any:
+    """Return a time, without the digits that the type lacks if the caller allows it."""
+    dtype = target.dtype
+    if target.inexact == "round":
+        if isinstance(cell, np.datetime64):
+            unit = np.dtype("M8[D]" if pat.is_date(dtype) else "M8[us]")
+            # numpy wraps times that overflow a finer unit.
+            return cell.astype(unit) if np.promote_types(cell.dtype, unit) == cell.dtype else cell
+        if hasattr(cell, "to_pydatetime"):  # of pandas, with nanoseconds
+            cell = cell.to_pydatetime(warn=False)
+        if pat.is_date(dtype) and isinstance(cell, datetime):
+            return (cell if cell.tzinfo is None else cell.astimezone(UTC)).date()
+    if pat.is_timestamp(dtype) and cell_category(cell) == "date":
+        return datetime(cell.year, cell.month, cell.day, tzinfo=UTC)
     return cell
 
 

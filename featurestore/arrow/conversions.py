@@ -61,6 +61,7 @@ Cast = Callable[[pa.Array], pa.Array]
 INEXACT = ("error", "round", "null")
 
 _FORM = re.compile(r"timestamp\[(s|ms|us|ns|YYYYMMDD|YYYY|Excel|.*%.*)\]")
+_FINER_TEXT = r"(\.[0-9]{6})[0-9]{1,3}([^0-9]|$)"
 _EXCEL_EPOCH_DAYS = 25_569
 _DAY_MICROS = 86_400_000_000
 
@@ -146,14 +147,22 @@ def _cast_or_raise(
         if target.inexact == "null":
             return pa.concat_arrays(list(_cast_or_null(column, target)))
         row = _find_failure(column, target)
-        value = _slice(column, row, 1)
-        (cell,) = python_cells(value)
+        value = _describe_value(_slice(column, row, 1))
         reason = str(error).partition("\n")[0].rstrip(".") if is_nested(target.dtype) else ""
         raise SchemaMismatch(
-            f"Column {name!r}, row {rows_before + row}: {short_repr(cell)} of type "
-            f"{type(cell).__name__} has no equal in {target.text}{reason and f' ({reason})'}.",
+            f"Column {name!r}, row {rows_before + row}: {value} has no equal in {target.text}"
+            f"{reason and f' ({reason})'}.",
             hint=_inexact_hint(name, column, target),
         ) from error
+
+
+def _describe_value(values: pa.Array | list[Cell]) -> str:
+    """Return the value and the type of a column of one row."""
+    try:
+        (cell,) = python_cells(values)
+    except CONVERSION_ERRORS:  # times that Python cannot represent
+        return f"{' '.join(str(values).split())} of type {values.type}"
+    return f"{short_repr(cell)} of type {type(cell).__name__}"
 
 
 def _inexact_hint(name: str, column: pa.Array | list[Cell], target: Target) -> str:
@@ -207,8 +216,11 @@ def _cast(column: pa.Array | list[Cell], target: Target) -> pa.Array:
         return _cast_cells(column, target)
     if is_tensor(column.type):
         column = from_tensors(column)
-    if getattr(column.type, "extension_name", "") == "pandas.period":
+    extension = getattr(column.type, "extension_name", "")
+    if extension == "pandas.period":
         return _cast_cells(python_cells(column.to_pandas()), target)
+    if extension == "arrow.uuid" and pat.is_string(target.dtype):
+        return _cast_cells(column.to_pylist(), target)  # the text is not the bytes
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
     if is_encoded(column.type):
@@ -290,13 +302,12 @@ def _find_cast_of_scalars(source: pa.DataType, target: Target) -> Cast | None:
 
 def _parse(strings: pa.Array, target: Target) -> pa.Array:
     """Parse strings; invalid ones become null if the caller allows it."""
-    rules = TextRules(
-        declared=True,
-        timestamp_format=target.form if "%" in target.form else None,
-        precision="us" if target.inexact == "round" else None,
-    )
+    rules = TextRules(declared=True, timestamp_format=target.form if "%" in target.form else None)
     if target.form and "%" not in target.form:
         return _times_from_numbers(_parse(strings, Target(pa.int64())), target)
+    if target.inexact == "round" and target.dtype == TIMESTAMP and not target.form:
+        # The digits after the microseconds are cut, so that no time is later.
+        strings = pc.replace_substring_regex(strings, _FINER_TEXT, r"\1\2")
     values, reasons = parse_texts(strings, target.dtype, rules)
     if reasons and target.inexact != "null":
         raise ValueError(next(iter(reasons.values())))
@@ -330,7 +341,7 @@ def _times_from_fractions(numbers: pa.Array, target: Target) -> pa.Array:
     """Convert floats to times: the microsecond nearest to the float, which has no digit more."""
     per_second = PER_SECOND[target.form]
     if target.form in ("us", "ns"):
-        whole = _round_numbers(numbers, Target(pa.int64(), inexact=target.inexact))
+        whole = pc.floor(numbers) if target.inexact == "round" else numbers
         return _times_from_numbers(cast_exactly(whole, pa.int64()), target)
     micros = pc.round(pc.multiply(numbers.cast(pa.float64()), float(10**6 // per_second)))
     return cast_exactly(micros, pa.int64()).cast(TIMESTAMP)

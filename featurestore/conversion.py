@@ -2,22 +2,23 @@
 
 The hints of errors about columns are calls of these functions. Both accept each form of dataframe
 that ingestion accepts, and return one that ingestion accepts: pandas and polars dataframes, Arrow
-tables, Spark DataFrames and dicts of columns remain in memory or in their engine; other rows in
-memory become Arrow tables; iterators and streams remain lazy and are read once.
+tables and Spark DataFrames keep their library; other rows in memory become Arrow tables or dicts of
+columns; iterators and streams remain lazy and are read once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from featurestore.arrow.cell_casts import Target
-from featurestore.arrow.column_names import quoted
+from featurestore.arrow.column_names import quoted, rename_hint, to_feature_names
 from featurestore.arrow.conversions import cast_values, parse_target
 from featurestore.arrow.frames import (
     Columns,
+    check_first_item,
     columns_in_memory,
     is_duckdb_relation,
     is_iterator,
@@ -32,7 +33,13 @@ from featurestore.arrow.unstorable import (
     stream_relation,
     translate_query_errors,
 )
-from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType, did_you_mean
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidName,
+    SchemaMismatch,
+    UnsupportedType,
+    did_you_mean,
+)
 from featurestore.ingest import open_stream
 
 Targets = Mapping[str, Target]
@@ -67,6 +74,8 @@ def cast(df: Frame, columns: Mapping[str, Any], *, inexact: str = "error") -> Fr
     Raises:
         SchemaMismatch: A value has no equal in the type; names the column, the row and the value.
             For lazy results, reading raises it. Also, if a column is unknown.
+        InvalidArgument: ``columns`` is not a dict, or a format or ``inexact`` is invalid.
+        InvalidName: Two columns have the name of a column to cast.
         UnsupportedType: A type is unknown.
 
     >>> import featurestore
@@ -75,6 +84,10 @@ def cast(df: Frame, columns: Mapping[str, Any], *, inexact: str = "error") -> Fr
     >>> table["id"].to_pylist(), str(table["day"][0])
     ([1, 2], '2024-01-31 00:00:00+00:00')
     """
+    if not isinstance(columns, Mapping):
+        raise InvalidArgument(
+            f"columns={columns!r} is not a dict of types by column.", hint="{'price': 'int64'}"
+        )
     targets = {}
     for name, target in columns.items():
         targets[name] = parse_target(target, column=name, inexact=inexact)
@@ -90,15 +103,24 @@ def rename(df: Frame, columns: Renames) -> Frame:
             The levels of a named pandas index are the first columns.
 
     Returns:
-        A dataframe as of ``cast``; a DuckDB relation remains a relation.
+        A dataframe as of ``cast``, but rows, arrays and series become a dict of columns, and a
+        DuckDB relation remains a relation.
 
     Raises:
+        InvalidArgument: ``columns`` is neither a dict nor a list.
         InvalidName: A column is unknown, or two columns would have the same name.
 
     >>> import featurestore
     >>> featurestore.rename({"wind speed": [1.5]}, {"wind speed": "wind_speed"})
     {'wind_speed': [1.5]}
     """
+    names = columns.values() if isinstance(columns, Mapping) else columns
+    is_collection = isinstance(columns, Mapping | list | tuple)
+    if not is_collection or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(
+            f"columns={columns!r} is neither a dict of new names nor a list of all names.",
+            hint="{'wind speed': 'wind_speed'}",
+        )
     return rename_all(df, lambda names: _new_names(names, columns))
 
 
@@ -114,7 +136,7 @@ def rename_all(df: Frame, rename_columns: RenameColumns) -> Frame:
     if columns is not None:
         return Columns(zip(rename_columns(list(columns)), columns.values(), strict=True))
     if is_iterator(df):
-        return (rename_all(frame, rename_columns) for frame in df)
+        return _convert_items(df, lambda item: rename_all(item, rename_columns))
     reader = open_stream(df)
     new_names = rename_columns(reader.schema.names)
     schema = pa.schema(
@@ -138,8 +160,15 @@ def _cast(df: Frame, targets: Targets) -> Frame:
         except (UnsupportedType, InvalidName):  # of other columns, for which hints follow
             return Columns(columns)
     if is_iterator(df):
-        return (_cast(frame, targets) for frame in df)
+        return _convert_items(df, lambda item: _cast(item, targets))
     return _cast_reader(open_stream(df), targets)
+
+
+def _convert_items(items: Iterator[Frame], convert: Callable[[Frame], Frame]) -> Iterator[Frame]:
+    for number, item in enumerate(items):
+        if number == 0:
+            check_first_item(item)
+        yield convert(item)
 
 
 def _form_of(df: Frame) -> str:
@@ -181,12 +210,13 @@ def _cast_pandas(df: Frame, targets: Targets) -> Frame:
     if any(level in targets for level in df.index.names if level is not None):
         df = df.reset_index()
     _check_known(targets, df.columns)
-    columns = {}
+    result = df.copy(deep=False)
     for name, target in targets.items():
         values = cast_values(df[name], target, name=name)
         chunks = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
-        columns[name] = pandas.Series(pandas.arrays.ArrowExtensionArray(chunks), index=df.index)
-    return df.assign(**columns)
+        array = pandas.arrays.ArrowExtensionArray(chunks)
+        result[name] = pandas.Series(array, index=df.index)
+    return result
 
 
 def _cast_polars(df: Frame, targets: Targets) -> Frame:
@@ -241,9 +271,15 @@ def _series_columns(df: Frame) -> dict[Any, Any] | None:
     return columns
 
 
-def _check_known(names: Mapping[Any, object], available: Any) -> None:
+def _check_known(names: Mapping[Any, object], available: Iterable[Any]) -> None:
+    available = list(available)
     for name in names:
-        if name not in list(available):
+        if available.count(name) > 1:
+            raise InvalidName(
+                f"The dataframe has {available.count(name)} columns {name!r}.",
+                hint=rename_hint(available, to_feature_names(available)),
+            )
+        if name not in available:
             raise SchemaMismatch(
                 f"The dataframe has no column {name!r}. Available: {list(map(str, available))}.",
                 hint=did_you_mean(str(name), map(str, available), write="{{{!r}: 'string'}}"),

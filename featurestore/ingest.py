@@ -57,12 +57,12 @@ from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
 from featurestore.arrow.frames import (
     bare_array_error,
+    check_first_item,
     columns_in_memory,
     interval_sides,
     is_duckdb_relation,
     library_name,
     not_a_dataframe_error,
-    row_iterator_line,
     table_from_columns,
     table_from_pandas,
     table_from_polars,
@@ -642,13 +642,7 @@ def _from_iterator(chunks: Iterator[Frame], like: pa.Schema | None) -> pa.Record
     first = next(chunks, None)
     if first is None:
         raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
-    line = row_iterator_line(first)
-    if line is not None:
-        raise UnsupportedDataframe(
-            f"An iterator of {type(first).__name__} is not a dataframe; an iterator must yield "
-            "dataframes or record batches.",
-            hint=line,
-        )
+    check_first_item(first)
     first_reader = _open_item(first)
     sides = interval_sides(first)
     schema = _widen_decimals(like, first_reader.schema)

@@ -361,6 +361,21 @@ def bare_array_error(df: object, values: str) -> UnsupportedDataframe:
     )
 
 
+def check_first_item(first: object) -> None:
+    """Check that the first item of an iterator is a dataframe.
+
+    Raises:
+        UnsupportedDataframe: It is a row or a dict of columns.
+    """
+    line = row_iterator_line(first)
+    if line is not None:
+        raise UnsupportedDataframe(
+            f"An iterator of {type(first).__name__} is not a dataframe; an iterator must yield "
+            "dataframes or record batches.",
+            hint=line,
+        )
+
+
 def row_iterator_line(first: Any) -> str | None:
     """Return the line for an iterator of rows or columns, or None for an iterator of dataframes.
 

@@ -22,9 +22,16 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.arrow.types import integer_range
-from featurestore.errors import InvalidArgument, InvalidName, SchemaMismatch, UnsupportedType
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidName,
+    SchemaMismatch,
+    UnsupportedDataframe,
+    UnsupportedType,
+)
 from featurestore.ingest import to_reader
 from featurestore.store import FeatureStore
+from tests.ingest.pasting import pasted
 
 NOON = dt.datetime(2024, 1, 31, 12, tzinfo=dt.UTC)
 Row = namedtuple("Row", ["n", "other"])
@@ -286,14 +293,74 @@ def test_cast_refuses_unknown_types_columns_and_rules() -> None:
         featurestore.cast({"a": [1]}, {"a": "int64"}, inexact="floor")
     with pytest.raises(InvalidArgument, match="does not contain a year"):
         featurestore.cast({"a": ["x"]}, {"a": "timestamp[%H:%M]"})
+    not_a_dict: Any = ["a"]
+    with pytest.raises(InvalidArgument, match="is not a dict of types"):
+        featurestore.cast({"a": [1]}, not_a_dict)
+    for renames in ("ab", None, {"a", "b"}, {"a": None}, [1]):
+        with pytest.raises(InvalidArgument, match="is neither a dict of new names nor a list"):
+            featurestore.rename({"a": [1]}, renames)
+
+
+def test_cast_columns_with_other_names_than_strings() -> None:
+    for name in (1, ("a", "b")):
+        frame = featurestore.cast(pd.DataFrame({name: ["1"]}), {name: "int64"})
+        assert frame[name].tolist() == [1]
+    frame = pd.DataFrame([[1, 2]], columns=["a", "a"])
+    for df in (frame, pa.table([pa.array([1]), pa.array([2])], ["a", "a"])):
+        with pytest.raises(InvalidName, match="has 2 columns 'a'") as caught:
+            featurestore.cast(df, {"a": "string"})
+        assert to_reader(pasted(df, str(caught.value.hint))).read_all().column_names == ["a", "a_2"]
+
+
+def test_cast_refuses_iterators_of_rows() -> None:
+    rows = [{"v": [1, 2]}, {"v": [3, 4]}]
+    for convert in (
+        lambda df: featurestore.cast(df, {"v": "float32[2]"}),
+        lambda df: featurestore.rename(df, {"v": "w"}),
+    ):
+        with pytest.raises(UnsupportedDataframe, match="An iterator of dict") as caught:
+            list(convert(iter(rows)))
+        assert str(caught.value.hint).startswith("df = list(df)")
+
+
+def test_cut_times_are_never_later() -> None:
+    fine = pd.Timestamp("1960-01-01 00:00:00.000000999")
+    cut = dt.datetime(1960, 1, 1, tzinfo=dt.UTC)
+    texts = ["1960-01-01T00:00:00.0000009", "1960-01-01T00:00:00.0000005Z"]
+    for cells in ([fine], [fine.to_datetime64()], [fine, cut], texts, pd.Series([fine])):
+        column = featurestore.cast({"t": cells}, {"t": "timestamp"}, inexact="round")["t"]
+        assert set(column.to_pylist()) == {cut}, cells
+    nested = featurestore.cast({"t": [[fine]]}, {"t": "list<timestamp>"}, inexact="round")
+    assert nested["t"].to_pylist() == [[cut]]
+    hour = dt.datetime(1960, 1, 1, 12, tzinfo=dt.timezone(dt.timedelta(hours=13)))
+    days = featurestore.cast({"t": [[hour]]}, {"t": "list<date>"}, inexact="round")
+    assert days["t"].to_pylist() == [[dt.date(1959, 12, 31)]]
+    micros = featurestore.cast({"t": [-1.5]}, {"t": "timestamp[us]"}, inexact="round")
+    assert micros["t"].cast("int64").to_pylist() == [-2]
+    far = {"t": [np.datetime64(10**17, "s")]}  # numpy would wrap the microseconds
+    for rule in ("error", "round"):
+        with pytest.raises(SchemaMismatch, match="row 0"):
+            featurestore.cast(far, {"t": "timestamp"}, inexact=rule)
+    far_times = pa.table({"t": pa.array([0, 2**50], pa.timestamp("s"))})
+    with pytest.raises(SchemaMismatch, match=r"row 1: .*out of range"):
+        featurestore.cast(far_times, {"t": "timestamp"})
+
+
+def test_rounded_numbers_of_objects_stay_in_range() -> None:
+    for values, target in (
+        ([[1e300]], "list<float32>"),
+        ([Decimal("1e400"), 1.5], "float64"),
+        ([1e30], "decimal(38, 10)"),
+        ([float("inf")], "decimal(38, 10)"),
+    ):
+        with pytest.raises(SchemaMismatch, match="row 0"):
+            featurestore.cast({"c": values}, {"c": target}, inexact="round")
+    wide = featurestore.cast({"c": [1e20, 0.1]}, {"c": "decimal(38, 10)"}, inexact="round")
+    assert wide["c"].to_pylist() == [Decimal(10**20), Decimal("0.1")]
 
 
 def test_cast_and_rename_take_frames_of_a_store(flights_store: FeatureStore) -> None:
-    frame = (
-        flights_store.get_feature("flights.distance")
-        if False
-        else flights_store.sql("SELECT 1 AS n")
-    )
+    frame = flights_store.sql("SELECT 1 AS n")
     assert to_reader(featurestore.cast(frame, {"n": "string"})).read_all()["n"].to_pylist() == ["1"]
     assert to_reader(featurestore.rename(frame, {"n": "m"})).read_all().column_names == ["m"]
 

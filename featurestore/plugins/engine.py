@@ -31,9 +31,9 @@ Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
-# (input columns, number of rows) -> the values of the expressions for each row.
 # The user metadata of a commit, a JSON object.
 CommitMetadata = Mapping[str, Any]
+# (input columns, number of rows) -> the values of the expressions for each row.
 RowsFunction = Callable[[Sequence[Sequence[Any]], int], list[tuple[Any, ...]]]
 
 # Properties of all new tables. Versions are removed only by the store's maintenance, so Delta must

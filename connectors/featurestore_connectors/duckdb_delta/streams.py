@@ -117,15 +117,19 @@ def _limited_batches(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, batch_rows: int, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the first ``limit`` rows (all if None) in batches of at most ``batch_rows``."""
-    remaining = limit
-    for batch in batches:
-        if remaining is not None:
-            batch = batch.slice(0, remaining)
-            remaining -= batch.num_rows
-        for batch_slice in bounded_batches([batch], schema, batch_rows):
-            yield cast_batch(batch_slice, schema)
-        if remaining == 0:
-            return
+
+    def first_batches() -> Iterator[pa.RecordBatch]:
+        remaining = limit
+        for batch in batches:
+            if remaining is not None:
+                batch = batch.slice(0, remaining)
+                remaining -= batch.num_rows
+            yield batch
+            if remaining == 0:
+                return
+
+    for batch in bounded_batches(first_batches(), schema, batch_rows):
+        yield cast_batch(batch, schema)
 
 
 def bounded_batches(

@@ -18,7 +18,7 @@ from featurestore_connectors.spark_delta.jars import JVM_JAR
 from featurestore_connectors.spark_delta.sqltext import convert_parameters, quote
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 EXTENSIONS = "io.delta.sql.DeltaSparkSessionExtension,featurestore.spark.StoreExtensions"
 _FUNCTION = "featurestore_row_hash"
@@ -90,7 +90,7 @@ def close_session(session: SparkSession) -> None:
 
 def run_query(
     session: SparkSession, query: str, *, frames: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> SparkSession:
+) -> DataFrame:
     """Return the lazy result of a query over named frames.
 
     The server resolves names when it runs the query. Views could have other rows by then, so the

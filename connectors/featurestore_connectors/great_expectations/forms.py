@@ -331,7 +331,7 @@ def _nested_entries(value: Any) -> Iterator[tuple[str | None, Any]]:
 
 @lru_cache(maxsize=256)
 def _is_map(expectation_type: str) -> bool:
-    """Return whether an expectation type has an outcome for nested row."""
+    """Return whether an expectation type has an outcome for each row."""
     import_library()
     from great_expectations.expectations.expectation import (
         ColumnMapExpectation,

@@ -181,7 +181,7 @@ def _value_range(profiles: Sequence[FeatureProfile]) -> tuple[float, float] | No
 
 
 def _join_ranges(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
-    value_ranges = [range for range in ranges if range is not None]
+    value_ranges = [value_range for value_range in ranges if value_range is not None]
     if not value_ranges:
         return None
     return min(low for low, _ in value_ranges), max(high for _, high in value_ranges)

@@ -104,7 +104,7 @@ def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
     return _read_avro(datum, writer, None, number), _schemas[key]
 
 
-def _read_avro(content: bytes, writer: AvroSchema, reader: AvroSchema, number: int) -> AvroSchema:
+def _read_avro(content: bytes, writer: AvroSchema, reader: AvroSchema, number: int) -> Any:
     """Read a datum with a writer's schema, resolved to a reader's schema if there is one."""
     import fastavro
 

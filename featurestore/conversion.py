@@ -201,7 +201,10 @@ def _cast_spark(df: Frame, targets: Targets) -> Frame:
 
 def _cast_duckdb(df: Frame, targets: Targets) -> pa.RecordBatchReader:
     _check_known(targets, df.columns)
-    return _cast_reader(stream_relation(cast_for_arrow(df, targets)), targets)
+    rows = cast_for_arrow(df, targets)
+    # DuckDB refuses other queries of the connection until a result is read or closed.
+    schema = stream_relation(rows.limit(0)).read_all().schema
+    return _cast_stream(schema, lambda: stream_relation(rows), targets)
 
 
 def _cast_pandas(df: Frame, targets: Targets) -> Frame:
@@ -231,16 +234,21 @@ def _cast_polars(df: Frame, targets: Targets) -> Frame:
 
 
 def _cast_reader(reader: pa.RecordBatchReader, targets: Targets) -> pa.RecordBatchReader:
-    """Return a stream whose columns are cast as it is read."""
-    _check_known(targets, reader.schema.names)
-    schema = reader.schema
+    return _cast_stream(reader.schema, lambda: reader, targets)
+
+
+def _cast_stream(
+    schema: pa.Schema, open_reader: Callable[[], pa.RecordBatchReader], targets: Targets
+) -> pa.RecordBatchReader:
+    """Return a stream whose columns are cast as it is read, and closed at its end or an error."""
+    _check_known(targets, schema.names)
     for name, target in targets.items():
         index = schema.get_field_index(name)
         schema = schema.set(index, pa.field(name, target.dtype))
 
     def batches() -> Iterator[pa.RecordBatch]:
         row = 0
-        with translate_query_errors():
+        with translate_query_errors(), open_reader() as reader:
             for batch in reader:
                 columns = list(batch.columns)
                 for name, target in targets.items():

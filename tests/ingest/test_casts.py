@@ -282,6 +282,23 @@ def test_cast_streams_are_lazy_and_read_once() -> None:
     assert reader.read_all()["n"].to_pylist() == [0, 1, 2]
 
 
+def test_casts_of_relations_run_no_query_until_they_are_read() -> None:
+    connection = duckdb.connect()
+    relation = connection.sql("SELECT range::VARCHAR AS n FROM range(300000)")
+    reader = featurestore.cast(relation, {"n": "int64"})
+    assert connection.sql("SELECT 1").fetchall() == [(1,)]
+    assert reader.read_all()["n"].to_pylist() == list(range(300_000))
+    large = connection.sql("SELECT 'x' AS n FROM range(300000)")
+    with pytest.raises(SchemaMismatch, match="row 0: 'x'") as caught:
+        featurestore.cast(large, {"n": "int64"}).read_all()
+    assert caught.value.__traceback__ is not None  # which holds the frames of the stream
+    assert connection.sql("SELECT 1").fetchall() == [(1,)]
+    error = connection.sql("SELECT error('of the query') AS n")
+    reader = featurestore.cast(error, {"n": "string"})
+    with pytest.raises(duckdb.Error, match="of the query"):
+        reader.read_all()
+
+
 def test_cast_refuses_unknown_types_columns_and_rules() -> None:
     with pytest.raises(UnsupportedType, match="unknown type 'int65'"):
         featurestore.cast({"a": [1]}, {"a": "int65"})

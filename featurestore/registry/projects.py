@@ -66,7 +66,7 @@ class DraftRegistry(Registry):
 
     def __init__(self, registry: Registry, connection: Connection) -> None:
         self._engine = registry._engine
-        self._url = registry._url
+        self._url, self.url = registry._url, registry.url
         self._location = registry._location
         self._schema = registry._schema
         self._is_copy = False

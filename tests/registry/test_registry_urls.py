@@ -21,6 +21,7 @@ from featurestore.errors import (
     UnsupportedLocation,
 )
 from featurestore.registry import open_registry
+from featurestore.registry.projects import draft
 from featurestore.store import FeatureStore
 from tests.flights import planes
 
@@ -52,6 +53,13 @@ def test_registry_error_omits_password(tmp_path: Path, url: str) -> None:
 def test_open_registry_path_instead_of_url_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="sqlite:///"):
         open_registry(str(tmp_path), url=str(tmp_path / "registry.db"))
+
+
+def test_draft_has_url_of_its_registry(tmp_path: Path) -> None:
+    registry = open_registry(str(tmp_path))
+    with draft(registry) as drafted:
+        assert drafted.url == registry.url
+    registry.close()
 
 
 NAMES = (

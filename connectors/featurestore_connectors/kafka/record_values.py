@@ -351,8 +351,8 @@ def named_types(schema: AvroSchema, namespace: str = "") -> dict[str, AvroSchema
         namespace = str(schema.get("namespace") or name.rpartition(".")[0] or namespace)
         short = name.rpartition(".")[2]
         types_by_name |= {short: schema, f"{namespace}.{short}": schema}
-    for branch in schema.get("fields") or ():
-        types_by_name |= named_types(branch.get("type"), namespace)
+    for member in schema.get("fields") or ():
+        types_by_name |= named_types(member.get("type"), namespace)
     for key in ("items", "values", "type"):
         types_by_name |= named_types(schema.get(key), namespace)
     return types_by_name

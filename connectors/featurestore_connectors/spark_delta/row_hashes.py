@@ -41,7 +41,7 @@ def with_row_hash(
     from pyspark.sql import functions as sf
 
     session = source.native.sparkSession
-    fields = [source.schema.field(hashed) for hashed in columns]
+    fields = list(map(source.schema.field, columns))
     all_supported = all(value_kind(field.type) is not None for field in fields)
     if not all_supported or not has_functions(session):
         return None
@@ -59,7 +59,7 @@ def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
     all_supported = all(value_kind(dtype) is not None for dtype in source.schema.types)
     if not all_supported or not has_functions(session):
         return None
-    pairs = [part for hashed in source.schema.names for part in (sf.lit(hashed), column(hashed))]
+    pairs = [part for key in source.schema.names for part in (sf.lit(key), column(key))]
     value = sf.call_function("featurestore_tie_hash", *pairs)
     return _with_column(source, name, value, pa.int64())
 

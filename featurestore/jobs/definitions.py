@@ -180,8 +180,8 @@ def job(
             input_times=_complete_input_times(input_times, inputs),
             sources=_select_sources(inputs),
             tombstone=tombstone,
-            delete_missing=delete_missing,
-            shared=shared,
+            delete_missing=bool(delete_missing),
+            shared=bool(shared),
         )
         spec = JobSpec(
             name=check_name(job_name, noun="job"),
@@ -260,6 +260,7 @@ def sql_job(
     >>> definition.spec.target
     'mean_temp'
     """
+    check_name(name, noun="job")  # before that of the group, which it defaults to
     work = SqlWork(
         target=check_name(featuregroup or name, noun="feature group"),
         options=GroupOptions(
@@ -284,11 +285,11 @@ def sql_job(
         input_times=_complete_input_times(input_times, inputs),
         sources=_select_sources(inputs),
         tombstone=tombstone,
-        delete_missing=delete_missing,
-        shared=shared,
+        delete_missing=bool(delete_missing),
+        shared=bool(shared),
     )
     spec = JobSpec(
-        name=check_name(name, noun="job"),
+        name=name,
         schedule=define_schedule(
             schedule,
             job=name,

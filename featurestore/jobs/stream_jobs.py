@@ -191,6 +191,7 @@ def stream_job(
         renames=renames,
     )
     check_stream(stream)
+    check_name(name, noun="job")  # before that of the group, which it defaults to
     work = StreamWork(
         target=check_name(featuregroup or name, noun="feature group"),
         options=GroupOptions(
@@ -207,12 +208,12 @@ def stream_job(
             tags=dict(tags or {}),
             job=name,
         ),
-        shared=shared,
+        shared=bool(shared),
         stream=stream,
         publishes=parse_targets(publish),
     )
     spec = JobSpec(
-        name=check_name(name, noun="job"),
+        name=name,
         schedule=Schedule(f"every {format_duration(stream.trigger)}", retries=retries),
         alerts=Alerts(check_channel_names(alert)),
         work=work,

@@ -133,7 +133,7 @@ def window_job(
     work = WindowWork(
         target=check_name(featuregroup, noun="feature group"),
         options=GroupOptions(
-            primary_key=as_tuple(primary_key) or _common_key(features, job=name),
+            primary_key=as_tuple(primary_key or _common_key(features, job=name)),
             event_time=event_time,
             partition_by=as_tuple(partition_by),
             ttl=parse_ttl(ttl),

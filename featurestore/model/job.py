@@ -295,18 +295,19 @@ class JobSpec:
         Raises:
             InvalidJob: The definition is invalid, for example in the registry of another store.
         """
+        _check_types(data)
         try:
             values = _read_fields(data)
             name, work_type = values["name"], _WORK_TYPES[values["kind"]]
             values["options"] = _build(GroupOptions, {**values, "job": name})
             work = _build(work_type, values)
             spec = cls(name, _build(Schedule, values), _build(Alerts, values), work)
-            check_name(spec.name, noun="job")
-            check_name(spec.target)
-            return spec
         # OverflowError: a stored duration or time may exceed the range of Python.
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise _damaged_definition_error(f"{type(error).__name__}: {error}") from error
+        check_name(spec.name, noun="job")
+        check_name(spec.target)
+        return spec
 
     @classmethod
     def from_text(cls, text: str) -> JobSpec:
@@ -459,11 +460,19 @@ def _find_attributes(kind: JobKind) -> dict[str, attrgetter[Any] | None]:
     return attributes
 
 
+def _check_types(data: Any) -> None:
+    """Raise InvalidJob if a stored value has another type; a registry may be that of another store."""
+    if not isinstance(data, Mapping):
+        return  # ``_read_fields`` raises an error
+    for name, value in data.items():
+        if name in _ALL_FIELDS and not isinstance(value, _ALL_FIELDS[name].types):
+            raise _damaged_definition_error(f"{name} is {value!r}")
+
+
 def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a stored definition by attribute.
 
     Raises:
-        InvalidJob: A value has another type.
         KeyError, TypeError, ValueError: A field is missing, unknown or invalid.
     """
     unknown = set(data).difference(_ALL_FIELDS)
@@ -474,9 +483,6 @@ def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         if name in _LATER_FIELDS and name not in data and stored.default is None:
             continue
         value = data.get(name, stored.default) if name in _LATER_FIELDS else data[name]
-        # A registry may contain the definitions of another store.
-        if not isinstance(value, stored.types):
-            raise _damaged_definition_error(f"{name} is {value!r}")
         if stored.read is not None and value is not None:
             value = stored.read(value)
         values[stored.attribute or name] = value

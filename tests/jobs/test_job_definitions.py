@@ -22,6 +22,7 @@ from featurestore.errors import (
     FeatureStoreError,
     InvalidExpectation,
     InvalidJob,
+    InvalidName,
     InvalidSql,
     JobFailed,
     RegistryError,
@@ -56,6 +57,42 @@ def test_job_spec_json_roundtrip_matches_schema() -> None:
     jsonschema.validate(data, SCHEMA)
     assert JobSpec.from_json(data) == spec
     assert JobSpec.from_json(data).hash == spec.hash != build_spec().hash
+
+
+def test_job_spec_truthy_flags_are_stored_as_booleans() -> None:
+    inputs = {"orders": featurestore.source("shop", table="orders", time="updated_at")}
+    rules = {"sql": "select * from orders", "mode": "upsert", "inputs": inputs}
+    spec = build_spec(**rules, delete_missing=1)
+    assert spec.hash == build_spec(**rules, delete_missing=True).hash
+    assert spec.hash != build_spec(**rules, delete_missing=None).hash
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert build_spec(mode="upsert", shared=1).to_json()["shared"] is True
+
+
+def test_job_spec_stored_value_of_wrong_type_is_named_once() -> None:
+    for name, value in (("retries", "many"), ("description", 3), ("code", None)):
+        with pytest.raises(InvalidJob) as caught:
+            JobSpec.from_json({**build_spec().to_json(), name: value})
+        reason = f"A stored job definition cannot be read: {name} is {value!r}."
+        assert caught.value.message == reason
+    with pytest.raises(InvalidName, match="'No Name' is not a valid job name"):
+        JobSpec.from_json({**build_spec().to_json(), "name": "No Name"})
+
+
+def test_job_with_invalid_name_names_the_job() -> None:
+    with pytest.raises(InvalidName, match="is not a valid job name"):
+        featurestore.sql_job("No Name", sql=SQL, schedule="@daily", event_time="hour")
+    with pytest.raises(InvalidName, match="is not a valid job name"):
+        featurestore.stream_job(
+            "No Name", source="kafka", topic="clicks", event_time="at", schema={"at": "timestamp"}
+        )
+
+
+def test_window_job_with_empty_key_uses_key_of_groups() -> None:
+    job = featurestore.window_job(
+        "demand", "trips.fare|sum|7d", every="1d", featuregroup="demand", primary_key=""
+    )
+    assert job.spec.to_json()["primary_key"] == []
 
 
 def test_job_spec_legacy_on_error_value_reads_as_continue() -> None:

@@ -345,7 +345,8 @@ def _commit_rows(
     request = WriteRequest(
         work.target,
         version=None if group is None else group.spec.version,
-        options=target.declaration(work),
+        # The validator, which takes seconds to import, is needed only for a new group.
+        options=target.declaration(work) if group is None else work.options,
         mode=mode,
         replace=replaced_range,
         schema_change="add",

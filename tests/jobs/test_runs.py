@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
+from featurestore.featuregroups import definition
 from featurestore.jobs import execution
 from featurestore.jobs.recovery import revoke_transaction
 from featurestore.jobs.run import JobRun
@@ -457,6 +458,22 @@ def test_window_failing_expectations_writes_nothing(city: FeatureStore, define: 
         city.run_job("demand", due=True)
     assert rows(city) == [row for row in expected() if row["hour"] != START + 8 * HOUR]
     assert city.get_jobs()[0].failed == 1
+
+
+def test_runs_into_an_existing_group_normalize_no_expectations(
+    city: FeatureStore, define: Define, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"column": "trips", "max_value": 2}
+    rule = {"type": "expect_column_max_to_be_between", "kwargs": limits}
+    city.register_jobs(define(sql_job(rules=f"expectations={[rule]!r}, validation='off'")))
+    city.run_job("demand", window=START)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the validator takes seconds to import")
+
+    monkeypatch.setattr(definition, "find_validator", refuse)
+    (run,) = city.run_job("demand", window=START + HOUR)
+    assert run.state == "done"
 
 
 def test_missing_input_fails_one_run_and_windows_stay_due(

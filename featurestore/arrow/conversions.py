@@ -36,6 +36,7 @@ from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.hints import (
     PER_SECOND,
     TIMESTAMP,
+    can_be_epoch,
     cast_hint,
     parse_type,
 )
@@ -145,7 +146,7 @@ def _cast_or_raise(
         return _cast(column, target)
     except CONVERSION_ERRORS as error:
         if target.inexact == "null":
-            return pa.concat_arrays(list(_cast_or_null(column, target)))
+            return pa.concat_arrays(list(_cast_or_null(_omit_inexact(column, target), target)))
         row = _find_failure(column, target)
         value = _describe_value(_slice(column, row, 1))
         reason = str(error).partition("\n")[0].rstrip(".") if is_nested(target.dtype) else ""
@@ -192,6 +193,22 @@ def _find_failure(column: Column, target: Target) -> int:
         except CONVERSION_ERRORS:
             length = half
     return start
+
+
+def _omit_inexact(column: pa.Array | list[Cell], target: Target) -> pa.Array | list[Cell]:
+    """Make most numbers and times without an equal null, by which few casts of rows fail."""
+    # Arrow does not compare half floats.
+    if isinstance(column, list) or target.form or pat.is_float16(column.type):
+        return column
+    dtype = target.dtype
+    are_numbers = can_be_epoch(column.type) and can_be_epoch(dtype)
+    if not are_numbers and not (pat.is_timestamp(column.type) and pat.is_timestamp(dtype)):
+        return column
+    back = column.cast(dtype, safe=False).cast(column.type, safe=False)
+    is_exact = pc.equal(back, column)
+    if pat.is_floating(dtype):
+        is_exact = pc.or_(is_exact, pc.not_equal(column, column))  # NaN
+    return pc.if_else(is_exact, column, pa.scalar(None, column.type))
 
 
 def _cast_or_null(column: Column, target: Target) -> Iterable[pa.Array]:

@@ -401,7 +401,7 @@ def _consume(work: StreamWork, stop: threading.Event, run: JobRun) -> RunOutput:
         run.session,
         run.spec.name,
         work,
-        StreamTarget(run.group, declaration(work)),
+        StreamTarget(run.group, declaration(work) if run.group is None else work.options),
         run_id=run.run_id,
         check=check,
         after_commit=partial(publish_committed, run, work),

@@ -189,7 +189,10 @@ class Rows:
 
 @contextmanager
 def open_rows(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Rows]:
-    """Provide a dataframe argument as rows within a context; the arguments are as in ``open_relation``."""
+    """Provide a dataframe argument as rows within a context.
+
+    Arguments are the same as in ``open_relation``.
+    """
     count, is_checked = count_known_rows(df), not can_be_native(df)
     plan, inputs, reads = None, (), None
     # A FeatureFrame; columns of other dataframes may have these names.

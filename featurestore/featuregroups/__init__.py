@@ -1,7 +1,8 @@
 """Feature groups: the write path and the ``FeatureGroup`` handle.
 
 Jobs call ``create`` and ``insert`` with a ``WriteRequest`` that contains the run id, inputs,
-transaction and time range to replace. Names are imported lazily: lists of groups do not need the write path.
+transaction and time range to replace. Names are imported lazily: lists of groups do not need the
+write path.
 """
 
 from __future__ import annotations

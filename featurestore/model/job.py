@@ -302,11 +302,14 @@ class JobSpec:
             values["options"] = _build(GroupOptions, {**values, "job": name})
             work = _build(work_type, values)
             spec = cls(name, _build(Schedule, values), _build(Alerts, values), work)
+            # That of a publish or catalog job is derived.
+            targets = {values["target"], spec.target}
         # OverflowError: a stored duration or time may exceed the range of Python.
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise _damaged_definition_error(f"{type(error).__name__}: {error}") from error
         check_name(spec.name, noun="job")
-        check_name(spec.target)
+        for target in targets:
+            check_name(target)
         return spec
 
     @classmethod

@@ -79,6 +79,14 @@ def test_job_spec_stored_value_of_wrong_type_is_named_once() -> None:
         JobSpec.from_json({**build_spec().to_json(), "name": "No Name"})
 
 
+def test_publish_job_stored_without_target_is_refused() -> None:
+    stored = featurestore.publish_job("cache", view="riders", schedule="@daily").spec.to_json()
+    with pytest.raises(InvalidJob, match="cannot be read"):
+        JobSpec.from_json({**stored, "publishes": []})
+    with pytest.raises(InvalidName, match="is not a valid feature group name"):
+        JobSpec.from_json({**stored, "target": "No Name"})
+
+
 def test_job_with_invalid_name_names_the_job() -> None:
     with pytest.raises(InvalidName, match="is not a valid job name"):
         featurestore.sql_job("No Name", sql=SQL, schedule="@daily", event_time="hour")

@@ -24,7 +24,7 @@ from featurestore.storage.connections import use_options
 from featurestore.storage.location import require_local
 from featurestore.storage.manifests import read_annotations, read_manifest
 from featurestore.storage.shards import DEFAULT_CACHE_BYTES, open_cache
-from featurestore.training.transformations import ModelInputs
+from featurestore.training.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -54,6 +54,16 @@ def test_group_list_imports_only_what_it_shows(flights_copy: FeatureStore) -> No
     assert count <= 660
 
 
+def test_dataset_list_imports_neither_readers_nor_transformations(
+    flights_copy: FeatureStore,
+) -> None:
+    # A worker that opens a dataset imports the same handle.
+    _, modules = count_imports("--location", flights_copy.location, "td", "list")
+    assert "featurestore.training.dataset" in modules
+    assert not modules & {"featurestore.readers", "featurestore.statistics"}
+    assert not modules & {"featurestore.transform.fit", "featurestore.training.transformations"}
+
+
 def test_every_command_group_loads_its_module() -> None:
     import typer
 

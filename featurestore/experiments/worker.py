@@ -86,6 +86,8 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
     final_status = running_status.ended(
         state, readers=readers, saved=context.saved, metrics=metrics, error=failure
     )
+    # Its traceback refers to this frame: the data of the function would remain until a collection.
+    failure = None
     write_status(task, final_status)
     return final_status
 

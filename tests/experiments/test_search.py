@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from featurestore import experiments
@@ -275,6 +278,31 @@ def test_unknown_metric_ends_search_nan_fails_trial(empty_store: FeatureStore) -
     hint = rf"experiments\.get_study\('{search_run.id}'\)\.resume\(\)"
     with pytest.raises(InvalidArgument, match=hint):
         search_run.resume(nan)
+
+
+_arrays: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+
+def fails_at_first(trial: int) -> dict[str, float]:
+    if trial:
+        return {"y": float(_arrays[0]() is not None)}
+    gc.disable()  # frees only what nothing refers to
+    array = np.zeros(1000)
+    _arrays.append(weakref.ref(array))
+    raise ValueError("the array is not needed any more")
+
+
+def test_failed_trial_does_not_keep_its_data(empty_store: FeatureStore) -> None:
+    study = experiments.search(
+        fails_at_first,
+        space={"trial": [0, 1]},
+        metric="y",
+        sampler="grid",
+        parallel=1,
+        store=empty_store,
+    )
+    assert study.best.params == {"trial": 1}
+    assert study.best.metrics == {"y": 0.0}
 
 
 def test_search_trials_read_the_dataset(sums: TrainingDataset) -> None:

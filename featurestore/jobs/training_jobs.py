@@ -103,7 +103,7 @@ def training_job(
             alerts=Alerts(check_channel_names(alert)),
             work=TrainingWork(
                 target=check_name(training_dataset, noun="training dataset"),
-                inputs=inputs or {},
+                inputs=dict(inputs or {}),
                 code=read_source_code(function),
                 keep=keep,
                 description=description,

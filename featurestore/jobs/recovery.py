@@ -330,9 +330,8 @@ def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | 
             return None
         dataset = catalog.get(session, spec.target, last)
         return RunOutput(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
-    if not isinstance(
-        spec.work, WindowedWork
-    ):  # findings of a monitor are recorded with the end of its run
+    # Findings of a monitor are recorded with the end of its run.
+    if not isinstance(spec.work, WindowedWork):
         return None
     for version, job_commit in iter_job_commits(session, spec):
         if job_commit.commit.user_metadata.get("run") == run.run_id:

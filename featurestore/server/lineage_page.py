@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -246,7 +246,15 @@ def graph(
         lineage_graph = records.graph_around(store, focus, up=up, down=down)
     else:
         lineage_graph = records.store_graph(store)
-    nodes = [{"key": graph_node.key, **asdict(graph_node)} for graph_node in lineage_graph.nodes]
+    nodes = [
+        {
+            "key": graph_node.key,
+            "kind": graph_node.object_type,
+            "name": graph_node.name,
+            "version": graph_node.version,
+        }
+        for graph_node in lineage_graph.nodes
+    ]
     edges = [{"from": before.key, "to": after.key} for before, after in lineage_graph.edges]
     return {"nodes": nodes, "edges": edges, "complete": not lineage_graph.truncated}
 

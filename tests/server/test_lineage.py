@@ -82,6 +82,8 @@ def test_lineage_node_returns_sources_and_datasets(client: TestClient) -> None:
     assert "experiment:seller" in keys("model:seller@1", up=1)
     graph = client.get("/api/v1/lineage").json()
     assert graph["complete"]
+    doubled = {"kind": "featuregroup", "name": "doubled", "version": 1}
+    assert {"key": "featuregroup:doubled@1", **doubled} in graph["nodes"]
     assert {"from": "job:doubled", "to": "featuregroup:doubled@1"} in graph["edges"]
     assert {"from": "experiment:seller", "to": "model:seller@1"} in graph["edges"]
 

@@ -22,7 +22,7 @@ CONVERSION = {
         "cells",
         "columns",
         "conversions",
-        "fitting",
+        "exact_casts",
         "json_columns",
         "text_values",
         "values",

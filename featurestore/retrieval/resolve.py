@@ -350,8 +350,8 @@ def key_pairs(
     """Return a (label column, key column) pair for every primary-key column of a group.
 
     A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
-    all joined groups, whose keys the error lists. ``peek`` returns the
-    first labels, for the hint; it is None if the labels are rows of the store.
+    all joined groups, whose keys the error lists. ``peek`` returns the first labels, for the hint;
+    it is None if the labels are rows of the store.
 
     Raises:
         NoJoinKey: A key column has no label column, or their types are not comparable.
@@ -529,8 +529,11 @@ def _key_hint(column: str, key_type: pa.DataType, peek: Callable[[], pa.Table] |
     """Return the line that casts the labels; keys without an equal in the group match no row."""
     if peek is None:
         return f"convert the column {column!r} to {key_type} first"
+    labels = peek()[column]
+    # A client sends no rows with the request for a schema, so they may have no equal key.
+    is_exact_cast = len(labels) > 0
     try:
-        cast_values(peek()[column], Target(key_type), name=column)
+        cast_values(labels, Target(key_type), name=column)
     except SchemaMismatch:
-        return cast_hint({column: key_type}, inexact="null")
-    return cast_hint({column: key_type})
+        is_exact_cast = False
+    return cast_hint({column: key_type}, inexact="" if is_exact_cast else "null")

@@ -36,6 +36,7 @@ from featurestore.errors import (
     InvalidArgument,
     InvalidExpectation,
     InvalidSql,
+    NoJoinKey,
     NotAllowed,
     NotSignedIn,
     QueryEnded,
@@ -62,6 +63,7 @@ from featurestore.training.verification import DatasetProblem, VerifyReport
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.time_limits import _RUNNING_QUERIES
 from featurestore_connectors.remote import HttpClient, request_body
+from tests.ingest.pasting import pasted
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 ROOT = Actor("root", "test")
@@ -168,6 +170,17 @@ def test_remote_get_features_equals_local_rows(local: FeatureStore, remote: Feat
         .to_pandas()
         .equals(local.get_features(features, labels=labels()).to_pandas())
     )
+
+
+def test_remote_label_key_type_hint_makes_keys_match(remote: FeatureStore) -> None:
+    texts = pa.table({"k": ["1", "one"], "asked": [NOON + timedelta(days=1)] * 2})
+    with pytest.raises(NoJoinKey) as refused:
+        remote.get_features(["numbers@v1.x"], labels=texts, label_time="asked")
+    # The server has no rows of the labels, so it cannot know whether all keys have an equal.
+    assert refused.value.hint == "df = featurestore.cast(df, {'k': 'int64'}, inexact='null')"
+    keys = pasted(texts, refused.value.hint)
+    frame = remote.get_features(["numbers@v1.x"], labels=keys, label_time="asked")
+    assert frame.to_arrow()["x"].is_valid().to_pylist() == [True, False]
 
 
 def test_remote_frame_operations_run_on_server(local: FeatureStore, remote: FeatureStore) -> None:

@@ -17,10 +17,7 @@ from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
-from featurestore.storage.manifests import (
-    Annotations,
-    change_annotations,
-)
+from featurestore.storage.manifests import Annotations, change_annotations
 from featurestore.training.dataset import TrainingDataset
 
 

@@ -106,6 +106,7 @@ EXCEPTIONS = {
     "featurestore/statistics/values.py::_to_numbers": "decimals are summarized as the nearest doubles",
     "featurestore/streams/micro_batches.py::_to_quarantine_rows": "lists of texts of the library",
     "featurestore/transform/apply.py::TransformBatch._transform_column": RESULTS,
+    "featurestore/validation/checks.py::RowCheck.failing": "a day for dates, an instant in UTC for timestamps",
     "featurestore/validation/quarantine.py::AddReasons.__call__": DECLARED,
     "connectors/featurestore_connectors/csv.py::_from_text": "texts that the export wrote for values",
     "connectors/featurestore_connectors/csv.py::_map_values": "texts and bytes of base64",

@@ -162,7 +162,8 @@ def _describe_value(values: pa.Array | list[Cell]) -> str:
     try:
         (cell,) = python_cells(values)
     except CONVERSION_ERRORS:  # times that Python cannot represent
-        return f"{' '.join(str(values).split())} of type {values.type}"
+        dtype = None if isinstance(values, list) else values.type
+        return f"{' '.join(str(values).split())} of type {dtype}"
     return f"{short_repr(cell)} of type {type(cell).__name__}"
 
 

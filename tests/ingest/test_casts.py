@@ -314,13 +314,15 @@ def test_cast_refuses_unknown_types_columns_and_rules() -> None:
     not_a_dict: Any = ["a"]
     with pytest.raises(InvalidArgument, match="is not a dict of types"):
         featurestore.cast({"a": [1]}, not_a_dict)
-    for renames in ("ab", None, {"a", "b"}, {"a": None}, [1]):
+    invalid_renames: list[Any] = ["ab", None, {"a", "b"}, {"a": None}, [1]]
+    for renames in invalid_renames:
         with pytest.raises(InvalidArgument, match="is neither a dict of new names nor a list"):
             featurestore.rename({"a": [1]}, renames)
 
 
 def test_cast_columns_with_other_names_than_strings() -> None:
-    for name in (1, ("a", "b")):
+    names: list[Any] = [1, ("a", "b")]
+    for name in names:
         frame = featurestore.cast(pd.DataFrame({name: ["1"]}), {name: "int64"})
         assert frame[name].tolist() == [1]
     frame = pd.DataFrame([[1, 2]], columns=["a", "a"])
@@ -332,10 +334,11 @@ def test_cast_columns_with_other_names_than_strings() -> None:
 
 def test_cast_refuses_iterators_of_rows() -> None:
     rows = [{"v": [1, 2]}, {"v": [3, 4]}]
-    for convert in (
+    conversions: list[Callable[[Any], Any]] = [
         lambda df: featurestore.cast(df, {"v": "float32[2]"}),
         lambda df: featurestore.rename(df, {"v": "w"}),
-    ):
+    ]
+    for convert in conversions:
         with pytest.raises(UnsupportedDataframe, match="An iterator of dict") as caught:
             list(convert(iter(rows)))
         assert str(caught.value.hint).startswith("df = list(df)")

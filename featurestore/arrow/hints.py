@@ -256,10 +256,10 @@ def time_hint(column: str, dtype: pa.DataType, values: Iterable[float | str | No
 
 
 def misread_hint(column: str, times: Iterable[datetime]) -> str:
-    """Return the advice for times in 1970.
+    """Return the advice for times in 1970; its line casts the numbers from which they were read.
 
-    >>> misread_hint("at", [datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
-    "were epoch numbers in 'ms' read as nanoseconds? df = featurestore.cast(df, {'at': 'timestamp[ms]'})"
+    >>> print(misread_hint("at", [datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)]))
+    were epoch numbers in 'ms' read as nanoseconds? cast the numbers, not the times: df = ...
     """
     times = list(times)
     # Days and years are tested first: few epoch numbers are such numbers of whole seconds.
@@ -267,13 +267,13 @@ def misread_hint(column: str, times: Iterable[datetime]) -> str:
         form = detect_number_form(round(time.timestamp() * per_second, 6) for time in times)
         if form is not None:
             return (
-                f"were {FORM_TITLES[form]} read as {_UNIT_TITLES[read_unit]} since 1970? "
-                f"{cast_hint({column: f'timestamp[{form}]'})}"
+                f"were {FORM_TITLES[form]} read as {_UNIT_TITLES[read_unit]} since 1970? cast the "
+                f"numbers, not the times: {cast_hint({column: f'timestamp[{form}]'})}"
             )
     unit = infer_epoch_unit(time.timestamp() * 1e9 for time in times)
     if unit is not None and unit != "ns":
         return (
-            f"were epoch numbers in {unit!r} read as nanoseconds? "
+            f"were epoch numbers in {unit!r} read as nanoseconds? cast the numbers, not the times: "
             f"{cast_hint({column: f'timestamp[{unit}]'})}"
         )
     return (

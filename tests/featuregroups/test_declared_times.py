@@ -134,6 +134,8 @@ def test_days_read_as_epoch_numbers_warn_with_format(subtests: pytest.Subtests) 
             hint = misread_hint("day", [time])
             assert words in hint
             assert "timestamp[s]" not in hint
+            # A cast of the times would not change them.
+            assert "cast the numbers, not the times" in hint
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])

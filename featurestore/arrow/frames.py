@@ -192,7 +192,8 @@ def columns_in_memory(df: Frame) -> ColumnsByName | None:
     """
     if library_name(df) == "numpy":
         return columns_from_array(df)
-    if isinstance(df, Mapping):
+    # The values of a dict of Hugging Face datasets are its splits.
+    if isinstance(df, Mapping) and library_name(df) != "datasets":
         return check_columns(df)
     return columns_from_rows(df) if isinstance(df, list | tuple) else None
 

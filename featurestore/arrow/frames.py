@@ -284,8 +284,11 @@ def _rows_to_columns(rows: Iterable[Cell]) -> ColumnsByName:
     for row in rows:
         # ``tolist`` returns times of nanoseconds as integers.
         has_times = getattr(getattr(row, "dtype", None), "kind", "") in ("M", "m", "V")
-        is_array = hasattr(row, "tolist") and not has_times
-        plain.append(row.tolist() if is_array else list(row) if has_times else row)
+        if has_times:
+            row = list(row)
+        elif hasattr(row, "tolist"):
+            row = row.tolist()
+        plain.append(row)
     lengths = sorted(set(map(len, plain)))
     if len(lengths) != 1:
         raise UnsupportedDataframe(

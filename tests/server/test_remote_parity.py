@@ -44,6 +44,8 @@ OF_ITSELF = {
     "location",
     "session",
     "check_leakage",
+    "get_feature",
+    "get_features",
     "get_training_dataset_tf_record_schema",
 }
 

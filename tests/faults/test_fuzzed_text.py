@@ -483,8 +483,8 @@ def fuzz_transformations(world: World, data: st.DataObject) -> None:
         assert Transformations.from_bytes(fitted.to_bytes(), path="t.json") == fitted
         assert repr(fitted)
         for column in fitted.columns:
-            if math.prod(column.output.shape) < 10_000 and column.input_form.kind in VALUES:
-                fitted.apply({column.name: VALUES[column.input_form.kind]})
+            if math.prod(column.output.shape) < 10_000 and column.input_form.value_type in VALUES:
+                fitted.apply({column.name: VALUES[column.input_form.value_type]})
     request = {column["name"]: column["steps"] for column in world.transformations["columns"]}
     with contextlib.suppress(FeatureStoreError, MalformedJson):
         chains = JsonObject.from_value(changed(request, data, world.outside)).read_values(

@@ -255,7 +255,7 @@ def test_iceberg_metadata_errors_are_short(
 def test_long_decimal_hint_keeps_every_digit() -> None:
     actual = QueryColumn("total", 246, 67, 30, False)
     column = described_column(actual, quoted="`total`")
-    assert (column.kind, column.readable_expression) == (None, "CAST(`total` AS CHAR)")
+    assert (column.dtype, column.readable_expression) == (None, "CAST(`total` AS CHAR)")
 
 
 def test_cli_source_read_accepts_options(

@@ -96,7 +96,7 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "start of a job": lambda value: featurestore.sql_job(
         "j", sql="select 1 as a", featuregroup="g", primary_key=["a"], event_time="t", schedule="0 * * * *",
         start=value, closed="left",
-    ).spec.start,
+    ).spec.schedule.start,
     "as_of of a baseline": lambda value: featurestore.baseline(as_of=value).as_of,
     "at of a source": lambda value: build_query(version_or_time=value).at,
     "as_of of a server": lambda value: times_to_strings({"g": value}, "as_of")["g"],

@@ -100,7 +100,7 @@ class Chunk:
     """Rows and labels of complete keys, with a cache of intermediate results."""
 
     timeline: Timeline
-    rows: Rows
+    rows: KeyRows
     columns: Sequence[pa.Array]
     conditions: Sequence[pa.Array]
     base_totals: Mapping[tuple[int, int | None], Totals] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Rows:
+class KeyRows:
     """Rows of complete keys, sorted by key, event time, created time and tie hash.
 
     ``available`` is the time from which a row may be used; None means its event time. ``replaced``
@@ -162,14 +162,14 @@ class Rows:
     available: Integers | None = None
     replaced: Integers | None = None
 
-    def slice_keys(self, rows: slice, *, first_key: int) -> Rows:
+    def slice_keys(self, rows: slice, *, first_key: int) -> KeyRows:
         """Return a slice of the rows, with key numbers relative to ``first_key``."""
         available, replaced = self.available, self.replaced
         if available is not None:
             available = available[rows]
         if replaced is not None:
             replaced = replaced[rows]
-        return Rows(self.key[rows] - first_key, self.event[rows], available, replaced)
+        return KeyRows(self.key[rows] - first_key, self.event[rows], available, replaced)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Timeline:
         AxisOverflow: The chunk must be split.
     """
 
-    def __init__(self, rows: Rows, labels: Labels, *, keys: int) -> None:
+    def __init__(self, rows: KeyRows, labels: Labels, *, keys: int) -> None:
         self._rows, self._labels = rows, labels
         self._has_delays = rows.available is not None or rows.replaced is not None
         # With delays, windows are ranges of labels, so the labels form the axis; otherwise the rows

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.aggregates.arrays import Flags, Integers, combined_codes, to_integers
-from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
+from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, KeyRows, Labels, Timeline, Totals
 from featurestore.aggregates.counts import count_values, encode_value_groups, sort_codes
 from featurestore.aggregates.stream import (
     STREAM_TIME,
@@ -289,7 +289,7 @@ class IncrementalGroup:
             if aggregate.function not in SELECTING:
                 summed.setdefault((aggregate.values, aggregate.condition), []).append(aggregate)
         # Settled rows are available to all later labels, so only their event times matter.
-        rows_alone = Rows(events.rows.key, events.rows.event)
+        rows_alone = KeyRows(events.rows.key, events.rows.event)
         totals = {}
         for condition, aggregates in summed.items():
             totals[condition] = sum_totals(
@@ -348,7 +348,7 @@ def _add_totals(
 
 
 def sum_totals(
-    rows: Rows,
+    rows: KeyRows,
     *,
     columns: Sequence[pa.Array],
     conditions: Sequence[pa.Array],
@@ -356,7 +356,7 @@ def sum_totals(
 ) -> Totals:
     """Compute the totals of one key's rows, for aggregates over the same column and condition.
 
-    >>> rows = Rows(np.array([0, 0]), np.array([1, 5]))
+    >>> rows = KeyRows(np.array([0, 0]), np.array([1, 5]))
     >>> sum_totals(rows, columns=[pa.array([1.5, 2.0])], conditions=[],
     ...           aggregates=[Aggregate("mean", 0, over=5)])
     Totals(count=2, sums={'doubles': Fraction(7, 2)}, positive_infinities=0, negative_infinities=0,
@@ -405,7 +405,7 @@ def select_rows(
     [0, 3]
     """
     count = len(columns[0])
-    rows = Rows(np.zeros(count, np.int64), np.arange(count))
+    rows = KeyRows(np.zeros(count, np.int64), np.arange(count))
     no_labels = Labels(np.zeros(0, np.int64), np.zeros(0, np.int64))
     chunk = Chunk(Timeline(rows, no_labels, keys=1), rows, columns, conditions)
     selected = [np.zeros(0, np.int64)]

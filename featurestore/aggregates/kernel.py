@@ -18,8 +18,8 @@ from featurestore.aggregates.chunk import (
     AxisOverflow,
     Chunk,
     Function,
+    KeyRows,
     Labels,
-    Rows,
     Timeline,
     Totals,
 )
@@ -27,7 +27,7 @@ from featurestore.arrow.types import is_nested
 
 
 def aggregate(
-    rows: Rows,
+    rows: KeyRows,
     labels: Labels,
     *,
     keys: int,
@@ -39,7 +39,7 @@ def aggregate(
     """Compute the aggregates, as one array per aggregate with one value per label.
 
     Args:
-        rows: Rows of complete keys, sorted as ``Rows`` specifies.
+        rows: Rows of complete keys, sorted as ``KeyRows`` specifies.
         labels: Labels, sorted by key and time.
         keys: The number of keys.
         columns: Value columns of the rows.
@@ -51,7 +51,7 @@ def aggregate(
     Raises:
         InvalidArgument: A sum of integers or decimals does not fit its type.
 
-    >>> rows = Rows(np.array([0, 0, 0]), np.array([1, 5, 9]))
+    >>> rows = KeyRows(np.array([0, 0, 0]), np.array([1, 5, 9]))
     >>> labels = Labels(np.array([0, 0]), np.array([5, 100]))
     >>> arrays = aggregate(rows, labels, keys=1, columns=[pa.array([1.5, 2.0, None])],
     ...                    aggregates=[Aggregate("sum", 0, over=5),
@@ -70,7 +70,7 @@ def aggregate(
 
 
 def _aggregate_in_halves(
-    rows: Rows,
+    rows: KeyRows,
     labels: Labels,
     keys: int,
     columns: Sequence[pa.Array],

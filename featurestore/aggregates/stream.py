@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.aggregates.arrays import Flags, Integers, combined_codes, to_flags, to_integers
-from featurestore.aggregates.chunk import NEVER, Aggregate, Labels, Rows, Totals
+from featurestore.aggregates.chunk import NEVER, Aggregate, KeyRows, Labels, Totals
 from featurestore.aggregates.kernel import aggregate
 from featurestore.errors import InvalidArgument
 
@@ -170,7 +170,7 @@ class NumberedBlock:
 class StreamEvents:
     """Rows of a table that at least one label may include: keys, times and table positions."""
 
-    rows: Rows
+    rows: KeyRows
     table: pa.Table
     positions: Integers
 
@@ -182,7 +182,7 @@ class StreamEvents:
             available = available[mask]
         if replaced is not None:
             replaced = replaced[mask]
-        selected = Rows(rows.key[mask], rows.event[mask], available, replaced)
+        selected = KeyRows(rows.key[mask], rows.event[mask], available, replaced)
         return StreamEvents(selected, self.table, self.positions[mask])
 
     def column(self, name: str) -> pa.Array:
@@ -219,7 +219,7 @@ class AggregateRequest:
         """Return the rows that any label may include, in the order that the kernel requires.
 
         Args:
-            table: Rows of the stream.
+            table: KeyRows of the stream.
             key: The key number of each row.
             time: The event time of each row.
             rows: The positions of the rows to use.
@@ -246,7 +246,7 @@ class AggregateRequest:
             if not (replaced < NEVER).any():
                 replaced = None
         available_times = available if self.filters_created_time else None
-        return StreamEvents(Rows(row_key, row_time, available_times, replaced), table, rows)
+        return StreamEvents(KeyRows(row_key, row_time, available_times, replaced), table, rows)
 
     def aggregate(
         self,

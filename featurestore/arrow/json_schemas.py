@@ -213,7 +213,7 @@ def parse_json_schema(text: str) -> JsonNode:
         if len(text) > MAX_TEXT_CHARACTERS:
             raise JsonError(f"the schema has more than {MAX_TEXT_CHARACTERS:,} characters")
         schema = parse_json(text, exact=True)
-        node = _Parser(schema).parse(schema, [], ())
+        node = _SchemaParser(schema).parse(schema, [], ())
     except JsonError as error:
         raise _invalid_schema(f"schema= is not a JSON Schema: {error}") from error
     if node.json_type != "object":
@@ -227,7 +227,7 @@ def _invalid_schema(reason: str) -> InvalidJob:
     )
 
 
-class _Parser:
+class _SchemaParser:
     """Parses the parts of a schema, whose number is bounded."""
 
     def __init__(self, schema: Any) -> None:

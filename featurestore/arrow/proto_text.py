@@ -105,7 +105,7 @@ def parse_proto(text: str) -> ProtoFile:
     """
     if len(text) > MAX_TEXT_BYTES:
         raise ProtoError(f"the schema has more than {MAX_TEXT_BYTES:,} characters")
-    return _Parser(text).parse_file()
+    return _ProtoParser(text).parse_file()
 
 
 def unescape(token: str) -> bytes:
@@ -147,7 +147,7 @@ class _MessageBody:
         self.enums: list[ProtoEnum] = []
 
 
-class _Parser:
+class _ProtoParser:
     """A recursive descent parser over the tokens of a text."""
 
     def __init__(self, text: str) -> None:

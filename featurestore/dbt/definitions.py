@@ -10,7 +10,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from featurestore.dbt import expectations as dbt_tests
-from featurestore.dbt.expectations import Expectation, NotConvertible, RelatedGroup, TableColumns
+from featurestore.dbt.expectations import DbtColumns, Expectation, NotConvertible, RelatedGroup
 from featurestore.dbt.freshness import find_max_age
 from featurestore.dbt.keys import find_columns, read_key
 from featurestore.dbt.manifest import DbtNode, DbtProject, is_node_id, parse_owner
@@ -95,7 +95,7 @@ def define_node(
             node.
     """
     try:
-        return _NodeReader(project, node, TableColumns(schema), source_kind).define()
+        return _NodeReader(project, node, DbtColumns(schema), source_kind).define()
     except (MalformedJson, NotConvertible) as error:
         raise InvalidDbtProject(f"{node}: {error}.") from error
 
@@ -108,7 +108,7 @@ def add_relationships(
     ``groups`` are the feature groups of the project by the ids of their nodes, including those of
     the same import. Tests without an equivalent are noted.
     """
-    node, columns = definition.node, TableColumns(schema)
+    node, columns = definition.node, DbtColumns(schema)
     expectations: list[Expectation] = []
     notes = []
     for test in node.tests:
@@ -136,7 +136,7 @@ class _NodeReader:
     """Derives the parts of a definition from a node and the columns of its table."""
 
     def __init__(
-        self, project: DbtProject, node: DbtNode, columns: TableColumns, source_kind: str
+        self, project: DbtProject, node: DbtNode, columns: DbtColumns, source_kind: str
     ) -> None:
         self._project = project
         self._node = node
@@ -309,7 +309,7 @@ class _NodeReader:
             if test.test_type in dbt_tests.RECENCY_TESTS or test.compares_tables:
                 continue
             try:
-                expectation = dbt_tests.to_expectation(test, TableColumns(schema))
+                expectation = dbt_tests.to_expectation(test, DbtColumns(schema))
                 (normalized,) = normalize_expectations([expectation])
                 validator = find_validator()
                 is_row_level = validator.is_row_level(normalized)
@@ -327,7 +327,7 @@ class _NodeReader:
                 reason = error.message if isinstance(error, InvalidExpectation) else str(error)
                 self._notes.append(f"test {test.name!r} was not imported: {reason}")
             else:
-                for difference in dbt_tests.differences(normalized, test, TableColumns(schema)):
+                for difference in dbt_tests.differences(normalized, test, DbtColumns(schema)):
                     self._notes.append(f"test {test.name!r}: {difference}")
                 # dbt packages may define the same test twice.
                 expectations[repr(normalized)] = normalized

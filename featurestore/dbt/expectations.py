@@ -39,7 +39,7 @@ class UnsupportedCondition(ValueError):
     """A condition has no equivalent; the message is the part that has none."""
 
 
-def to_row_condition(sql: str, columns: TableColumns) -> str:
+def to_row_condition(sql: str, columns: DbtColumns) -> str:
     """Return a condition with the column names of the table.
 
     Raises:
@@ -121,7 +121,7 @@ class NotConvertible(ValueError):
 
 
 @dataclass(frozen=True)
-class TableColumns:
+class DbtColumns:
     """The columns of a table; names of dbt may differ from them in case."""
 
     schema: pa.Schema
@@ -142,7 +142,7 @@ class TableColumns:
         return column
 
 
-def to_expectation(test: DbtTest, columns: TableColumns) -> Expectation:
+def to_expectation(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert a dbt test to an expectation.
 
     Raises:
@@ -163,7 +163,7 @@ def to_expectation(test: DbtTest, columns: TableColumns) -> Expectation:
 
 
 def convert_relationship(
-    test: DbtTest, columns: TableColumns, *, tested_node: str, groups: Mapping[str, RelatedGroup]
+    test: DbtTest, columns: DbtColumns, *, tested_node: str, groups: Mapping[str, RelatedGroup]
 ) -> Expectation:
     """Convert the test ``relationships`` of dbt: values exist in a column of another table.
 
@@ -188,7 +188,7 @@ def convert_relationship(
             "not imported"
         )
     field = test.arguments.get("field")
-    feature = TableColumns(group.schema).find(field.strip('"`')) if isinstance(field, str) else None
+    feature = DbtColumns(group.schema).find(field.strip('"`')) if isinstance(field, str) else None
     if feature is None:
         raise NotConvertible(f"the feature group {group.name!r} has no column {field!r}")
     expectation = _of_column(IN_FEATURE, test, columns, feature=f"{group.name}.{feature}")
@@ -199,7 +199,7 @@ def convert_relationship(
     return add_config(expectation, test, columns)
 
 
-def add_config(expectation: Expectation, test: DbtTest, columns: TableColumns) -> Expectation:
+def add_config(expectation: Expectation, test: DbtTest, columns: DbtColumns) -> Expectation:
     """Add the condition and the severity of a test to its expectation."""
     if test.where is not None:
         expectation = add_condition(expectation, test.where, columns)
@@ -208,7 +208,7 @@ def add_config(expectation: Expectation, test: DbtTest, columns: TableColumns) -
     return expectation
 
 
-def add_condition(expectation: Expectation, where: str, columns: TableColumns) -> Expectation:
+def add_condition(expectation: Expectation, where: str, columns: DbtColumns) -> Expectation:
     """Limit an expectation to the rows of a condition."""
     if not expectation["type"].startswith(_ROW_EXPECTATIONS):
         raise NotConvertible("it has where, which expectations of the whole table do not have")
@@ -223,7 +223,7 @@ def add_condition(expectation: Expectation, where: str, columns: TableColumns) -
     return {**expectation, "kwargs": kwargs}
 
 
-def convert_by_name(test: DbtTest, columns: TableColumns) -> Expectation:
+def convert_by_name(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert a test of dbt-expectations, which is named as the expectation."""
     kwargs: dict[str, Any] = {}
     if test.column is not None:
@@ -243,7 +243,7 @@ def convert_by_name(test: DbtTest, columns: TableColumns) -> Expectation:
     return {"type": test.test_type, "kwargs": kwargs}
 
 
-def _convert_argument(name: str, value: Any, columns: TableColumns) -> dict[str, Any]:
+def _convert_argument(name: str, value: Any, columns: DbtColumns) -> dict[str, Any]:
     """Return the arguments of an expectation for one of a test."""
     if name == "strictly":
         return {f"strict_{end}": bool(value) for end in ("min", "max")}
@@ -261,7 +261,7 @@ def _convert_argument(name: str, value: Any, columns: TableColumns) -> dict[str,
     raise NotConvertible(f"its argument {name!r} has no equivalent")
 
 
-def differences(expectation: Expectation, test: DbtTest, columns: TableColumns) -> list[str]:
+def differences(expectation: Expectation, test: DbtTest, columns: DbtColumns) -> list[str]:
     """Return how an expectation differs from its test for rows with nulls or NaN."""
     column = expectation["kwargs"].get("column")
     if column not in columns.schema.names:
@@ -282,17 +282,17 @@ def _ignore_case(value: Any) -> Any:
     return list(map(_ignore_case, value)) if isinstance(value, list) else f"(?i){value}"
 
 
-def convert_not_null(test: DbtTest, columns: TableColumns) -> Expectation:
+def convert_not_null(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert the test ``not_null`` of dbt."""
     return _of_column(NOT_NULL, test, columns)
 
 
-def convert_unique(test: DbtTest, columns: TableColumns) -> Expectation:
+def convert_unique(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert the test ``unique`` of dbt, which ignores nulls as the expectation does."""
     return _of_column("expect_column_values_to_be_unique", test, columns)
 
 
-def convert_accepted_values(test: DbtTest, columns: TableColumns) -> Expectation:
+def convert_accepted_values(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert the test ``accepted_values`` of dbt."""
     column = columns.get(test.column)
     quoted = test.arguments.get("quote") is not False
@@ -300,7 +300,7 @@ def convert_accepted_values(test: DbtTest, columns: TableColumns) -> Expectation
     return _of_column("expect_column_values_to_be_in_set", test, columns, value_set=values)
 
 
-def convert_accepted_range(test: DbtTest, columns: TableColumns) -> Expectation:
+def convert_accepted_range(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert the test ``accepted_range`` of dbt-utils."""
     bounds: dict[str, Any] = {}
     for name in ("min_value", "max_value"):
@@ -315,7 +315,7 @@ def convert_accepted_range(test: DbtTest, columns: TableColumns) -> Expectation:
     return _of_column("expect_column_values_to_be_between", test, columns, **bounds)
 
 
-def convert_unique_combination(test: DbtTest, columns: TableColumns) -> Expectation:
+def convert_unique_combination(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert the test ``unique_combination_of_columns`` of dbt-utils."""
     names = _column_list(test.arguments.get("combination_of_columns"), columns)
     if len(names) == 1:
@@ -325,7 +325,7 @@ def convert_unique_combination(test: DbtTest, columns: TableColumns) -> Expectat
     return {"type": "expect_compound_columns_to_be_unique", "kwargs": kwargs}
 
 
-def convert_not_null_proportion(test: DbtTest, columns: TableColumns) -> Expectation:
+def convert_not_null_proportion(test: DbtTest, columns: DbtColumns) -> Expectation:
     """Convert the test ``not_null_proportion`` of dbt-utils."""
     share = test.arguments.get("at_least")
     if not isinstance(share, int | float) or test.arguments.get("at_most") not in (None, 1, 1.0):
@@ -334,21 +334,21 @@ def convert_not_null_proportion(test: DbtTest, columns: TableColumns) -> Expecta
 
 
 def _of_column(
-    expectation_type: str, test: DbtTest, columns: TableColumns, **arguments: Any
+    expectation_type: str, test: DbtTest, columns: DbtColumns, **arguments: Any
 ) -> Expectation:
     if test.arguments.get("group_by_columns"):
         raise NotConvertible("its argument 'group_by_columns' has no equivalent")
     return {"type": expectation_type, "kwargs": {"column": columns.get(test.column), **arguments}}
 
 
-def _column_list(value: object, columns: TableColumns) -> list[str]:
+def _column_list(value: object, columns: DbtColumns) -> list[str]:
     if not isinstance(value, list) or not value:
         raise NotConvertible("its columns are not a list")
     return list(map(columns.get, value))
 
 
 def _typed_values(
-    values: object, column: str | None, columns: TableColumns, *, quoted: bool
+    values: object, column: str | None, columns: DbtColumns, *, quoted: bool
 ) -> list[Any]:
     """Return accepted values in the type of the column; dbt writes them as quoted text in SQL."""
     if not isinstance(values, list) or not values:
@@ -393,7 +393,7 @@ def _to_type(value: object, dtype: pa.DataType, *, quoted: bool) -> object:
     raise refusal
 
 
-_Converter = Callable[[DbtTest, TableColumns], Expectation]
+_Converter = Callable[[DbtTest, DbtColumns], Expectation]
 _DBT_TESTS: Mapping[str, _Converter] = {
     "not_null": convert_not_null,
     "unique": convert_unique,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from featurestore.arrow.types import can_be_key
-from featurestore.dbt.expectations import UTILITY_PACKAGES, TableColumns
+from featurestore.dbt.expectations import UTILITY_PACKAGES, DbtColumns
 from featurestore.dbt.manifest import DbtNode
 from featurestore.errors import InvalidDbtProject, did_you_mean, listing
 
@@ -57,7 +57,7 @@ def no_key_error() -> NotImportable:
 
 
 def read_key(
-    node: DbtNode, columns: TableColumns, *, times: Sequence[str | None], notes: list[str]
+    node: DbtNode, columns: DbtColumns, *, times: Sequence[str | None], notes: list[str]
 ) -> tuple[str, ...]:
     """Return the columns that identify an entity; ``times`` are not part of the key.
 
@@ -92,7 +92,7 @@ def read_key(
     return keys.pop()
 
 
-def declared_keys(node: DbtNode, columns: TableColumns, notes: list[str]) -> list[tuple[str, ...]]:
+def declared_keys(node: DbtNode, columns: DbtColumns, notes: list[str]) -> list[tuple[str, ...]]:
     """Return the keys that the constraint, the snapshot or else the tests declare."""
     if node.constraint_key:
         names = node.constraint_key
@@ -135,7 +135,7 @@ def tested_keys(node: DbtNode) -> tuple[list[str], list[tuple[str, list[str]]]]:
 
 
 def find_columns(
-    node: DbtNode, columns: TableColumns, names: Sequence[str], *, origin: str
+    node: DbtNode, columns: DbtColumns, names: Sequence[str], *, origin: str
 ) -> tuple[str, ...]:
     """Return the columns of a table that a setting, a constraint or a test names."""
     table_columns = []

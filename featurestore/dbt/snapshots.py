@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from featurestore.usersql.text import quote
 
 if TYPE_CHECKING:
-    from featurestore.dbt.expectations import TableColumns
+    from featurestore.dbt.expectations import DbtColumns
 
 # Databases whose SQL quotes names with double quotes, and has DISTINCT ON.
 SQL_KINDS = ("duckdb", "postgresql")
@@ -43,7 +43,7 @@ class SnapshotTable:
     """
 
     table: str
-    columns: TableColumns
+    columns: DbtColumns
     snapshot: SnapshotConfig
     selected: Sequence[str]
     primary_key: Sequence[str]

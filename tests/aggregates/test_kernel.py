@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.aggregates import kernel, reference, stream, window_side
-from featurestore.aggregates.chunk import NEVER, Aggregate, Function, Labels, Rows
+from featurestore.aggregates.chunk import NEVER, Aggregate, Function, KeyRows, Labels
 from featurestore.aggregates.kernel import aggregate
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import WindowOutput
@@ -107,7 +107,7 @@ def check_case(case: dict[str, Any]) -> None:
         request.append(spec)
     replaced = [NEVER if row[3] is None else row[3] for row in rows]
     result = aggregate(
-        Rows(
+        KeyRows(
             np.array([row[0] for row in rows], np.int64),
             np.array([row[1] for row in rows], np.int64),
             np.array([row[2] for row in rows], np.int64) if case["waits"] else None,
@@ -183,7 +183,7 @@ def test_kernel_functions_many_cases_equal_row_by_row(case: dict[str, Any]) -> N
     ],
 )
 def test_aggregate_sum_overflow_raises(values: pa.Array, limit: str) -> None:
-    rows = Rows(np.zeros(len(values), np.int64), np.arange(len(values)))
+    rows = KeyRows(np.zeros(len(values), np.int64), np.arange(len(values)))
     labels = Labels(np.zeros(1, np.int64), np.array([100]))
     with pytest.raises(InvalidArgument, match=limit):
         aggregate(rows, labels, keys=1, columns=[values], aggregates=[Aggregate("sum", 0, None)])

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 
 pytest.importorskip("great_expectations")
 from featurestore.dbt.expectations import (
+    DbtColumns,
     NotConvertible,
-    TableColumns,
     UnsupportedCondition,
     to_expectation,
     to_row_condition,
@@ -44,7 +44,7 @@ ROWS = pa.table(
         "day": pa.array([None, *[date(2024, 1, 1 + row % 4) for row in range(124)]]),
     }
 )
-COLUMNS = TableColumns(ROWS.schema)
+COLUMNS = DbtColumns(ROWS.schema)
 NUMBER = st.sampled_from(["-2", "0", "1", "2.5"])
 SIGN = st.sampled_from(["=", "<>", "!=", "<", "<=", ">", ">="])
 

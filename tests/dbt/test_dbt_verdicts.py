@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("great_expectations")
 from featurestore.dbt.expectations import (
+    DbtColumns,
     NotConvertible,
     RelatedGroup,
-    TableColumns,
     convert_relationship,
     differences,
     to_expectation,
@@ -39,7 +39,7 @@ ROWS = pa.table(
         "x": [0.1, 3.3, None, None],
     }
 )
-COLUMNS = TableColumns(ROWS.schema)
+COLUMNS = DbtColumns(ROWS.schema)
 VALUE_SETS: list[list[Any]] = [
     [True, False], ["true", "True", "1"], ["t", "f"], [1, 2], [1.5, 2], ["1", "2"], [0.1, 3.3],
     ["0.10", "3.3"], [True], ["yes"],

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import featurestore
 from featurestore import experiments
 from featurestore.cli import app
-from featurestore.dbt.expectations import NotConvertible, TableColumns, to_expectation
+from featurestore.dbt.expectations import DbtColumns, NotConvertible, to_expectation
 from featurestore.dbt.manifest import DbtTest
 from featurestore.errors import FeatureStoreError
 from featurestore.experiments import catalog
@@ -762,7 +762,7 @@ def limits(prepared: Prepared, codes: Codes) -> Iterator[Trial]:
 def accepted_values(prepared: Prepared, codes: Codes) -> Iterator[Trial]:
     def to_rule(name: str, value: Any) -> Any:
         test = DbtTest("t", "accepted_values", None, {"values": [value]}, "c")
-        return to_expectation(test, TableColumns(prepared.rows_of(name).schema))
+        return to_expectation(test, DbtColumns(prepared.rows_of(name).schema))
 
     trials = [
         trial
@@ -839,5 +839,5 @@ def times_of_jobs(_: Prepared, codes: Codes) -> Iterator[Trial]:
             window="1h",
             start=value,
         )
-        outcome = job.spec.start if is_value(job) else job
+        outcome = job.spec.schedule.start if is_value(job) else job
         yield Trial(name, code, outcome, rules.fitted_boundary(value, name))

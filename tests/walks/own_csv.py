@@ -32,7 +32,7 @@ Customer ID,Day,Amount,Region
 def main() -> None:
     """Walk from the file to batches for a model, and look at the results on the command line."""
     Path("sales.csv").write_text(SALES)
-    variables: dict[str, Any] = {"pd": pd, "df": pd.read_csv("sales.csv")}
+    variables: dict[str, Any] = {"featurestore": featurestore, "df": pd.read_csv("sales.csv")}
 
     def create() -> Any:
         key = next(name for name in variables["df"].columns if name.startswith("Customer"))

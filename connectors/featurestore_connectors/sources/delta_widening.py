@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
@@ -28,11 +28,10 @@ from featurestore.delta import log
 from featurestore.delta.datafile import file_path, parse_statistics
 from featurestore.delta.snapshot import replay_log
 from featurestore.delta.table_state import decimal_digits, type_name
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 
-# An object of the Delta log: an action, a schema or a field of a schema.
-JsonMapping: TypeAlias = Mapping[str, Any]
 _TYPE_CHANGES = "delta.typeChanges"
 _INTEGERS = ("byte", "short", "integer", "long")
 _TIMES = "timestamp_ntz"

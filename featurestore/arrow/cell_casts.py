@@ -175,7 +175,7 @@ def _to_count(cell: Cell) -> int:
             return None  # type: ignore[return-value]
         nanoseconds = cell.astype("M8[ns]")
         if nanoseconds.astype(cell.dtype) != cell or nanoseconds != cell:
-            raise ValueError(f"{cell} is no whole number of nanoseconds")
+            raise ValueError(f"{cell} is not a whole number of nanoseconds")
         return int(nanoseconds.astype("int64"))
     if isinstance(cell, timedelta):
         # pandas' durations have nanoseconds.

@@ -406,7 +406,7 @@ def row_iterator_line(first: Any) -> str | None:
 
 
 def _is_plain_row(row: Any) -> bool:
-    """Return whether a row has no names and is no image."""
+    """Return whether a row has no names and is not an image."""
     has_names = isinstance(row, Mapping) or hasattr(row, "_fields") or hasattr(row, "asDict")
     return not has_names and getattr(row, "ndim", 1) <= 1
 

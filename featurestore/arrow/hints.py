@@ -196,8 +196,8 @@ def _parse_struct(text: str) -> pa.DataType | None:
     if not (text.startswith("struct<") and text.endswith(">")):
         return None
     fields: list[pa.Field] = []
-    for part in _split_fields(text[7:-1]):
-        name, colon, type_name = part.partition(":")
+    for field_text in _split_fields(text[7:-1]):
+        name, colon, type_name = field_text.partition(":")
         dtype = _parse(type_name.strip()) if colon else None
         if dtype is None:
             return None
@@ -207,14 +207,14 @@ def _parse_struct(text: str) -> pa.DataType | None:
 
 def _split_fields(text: str) -> list[str]:
     """Split at the commas outside of brackets."""
-    parts, depth = [""], 0
+    fields, depth = [""], 0
     for character in text:
         depth += (character in "<([") - (character in ">)]")
         if character == "," and depth == 0:
-            parts.append("")
+            fields.append("")
         else:
-            parts[-1] += character
-    return parts
+            fields[-1] += character
+    return fields
 
 
 # -- times --------------------------------------------------------------------------------------

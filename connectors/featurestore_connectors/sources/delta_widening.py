@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
@@ -28,7 +27,7 @@ from featurestore.delta import log
 from featurestore.delta.datafile import file_path, parse_statistics
 from featurestore.delta.snapshot import replay_log
 from featurestore.delta.table_state import decimal_digits, type_name
-from featurestore.model.json_object import JsonMapping
+from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 
@@ -80,7 +79,7 @@ class WidenedTable:
             folders.append(folder)
         return folders
 
-    def _absolute_add(self, add: JsonMapping, changed: set[str]) -> dict[str, Any]:
+    def _absolute_add(self, add: JsonMapping, changed: set[str]) -> JsonDict:
         """Return an add action for a log in another folder, without bounds of changed columns."""
         path = file_path(self.path, add["path"], folder=self.folder)
         action = _without_nulls(add)
@@ -155,7 +154,7 @@ def read_types(path: str, version: int, *, folder: str | None) -> WidenedTable:
     )
 
 
-def _without_nulls(action: JsonMapping) -> dict[str, Any]:
+def _without_nulls(action: JsonMapping) -> JsonDict:
     """Return an action without null members, which those of checkpoints have."""
     return {name: value for name, value in action.items() if value is not None}
 
@@ -170,7 +169,7 @@ def _dump_schema(fields: Iterable[JsonMapping]) -> str:
     return json.dumps({"type": "struct", "fields": [_without_changes(field) for field in fields]})
 
 
-def _without_changes(field: JsonMapping) -> dict[str, Any]:
+def _without_changes(field: JsonMapping) -> JsonDict:
     """Return a field without the changes of its type, which end with the type of the table."""
     metadata = dict(field.get("metadata") or {})
     metadata.pop(_TYPE_CHANGES, None)
@@ -179,7 +178,7 @@ def _without_changes(field: JsonMapping) -> dict[str, Any]:
 
 def _stored_fields(
     fields: Sequence[JsonMapping], file_fields: Iterable[pa.Field], *, by_id: bool
-) -> list[dict[str, Any]]:
+) -> list[JsonDict]:
     """Return fields with their types in a file; fields that the file lacks are unchanged."""
     stored_types = {stored_key(field, by_id=by_id): field.type for field in file_fields}
     result = []
@@ -213,7 +212,9 @@ def _physical_name(field: JsonMapping) -> str:
     return str((field.get("metadata") or {}).get(f"{_MAPPING}physicalName", field["name"]))
 
 
-def _stored_type(declared: Any, file_type: pa.DataType, *, by_id: bool) -> Any:
+def _stored_type(
+    declared: str | JsonMapping, file_type: pa.DataType, *, by_id: bool
+) -> str | JsonMapping:
     """Return the type of the log for the type of a file, or ``declared`` if the kernel casts it."""
     if isinstance(declared, str):
         name = type_name(file_type)
@@ -254,7 +255,7 @@ def _changed_columns(table_schema: str, schema: str) -> set[str]:
     }
 
 
-def _with_partition_values(add: JsonMapping, partition_types: JsonMapping) -> dict[str, Any]:
+def _with_partition_values(add: JsonMapping, partition_types: JsonMapping) -> JsonDict:
     """Return an add action whose partition values are written as those of the table's types."""
     values = dict(add.get("partitionValues") or {})
     for name, dtype in partition_types.items():
@@ -295,7 +296,7 @@ def _file_url(path: str) -> str:
     return f"file://{quote(path)}"
 
 
-def _absolute_vector(path: str, vector: JsonMapping, *, folder: str | None) -> dict[str, Any]:
+def _absolute_vector(path: str, vector: JsonMapping, *, folder: str | None) -> JsonDict:
     """Return the descriptor of a deletion vector with an absolute path."""
     descriptor = _without_nulls(vector)
     if descriptor.get("storageType") == _VECTOR_IN_TABLE:

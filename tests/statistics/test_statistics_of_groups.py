@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.featuregroups import group_write, quality
+from featurestore.featuregroups import quality
 from featurestore.plugins.engine import find_engine
 from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
 from featurestore_connectors.spark_delta import streams
@@ -64,7 +64,7 @@ def test_group_statistics_on_spark_run_in_one_job(
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     context = spark.sparkContext  # type: ignore[attr-defined]
-    store_statistics, job_groups = group_write.store_commit_statistics, []
+    store_statistics, job_groups = quality.store_commit_statistics, []
 
     def watch(*arguments: object, **kwargs: object) -> None:
         job_groups.append(f"statistics of write {len(job_groups)}")
@@ -76,7 +76,7 @@ def test_group_statistics_on_spark_run_in_one_job(
             store_statistics(*arguments, **kwargs)  # type: ignore[arg-type]
         context.setJobGroup("other", "other")
 
-    monkeypatch.setattr(group_write, "store_commit_statistics", watch)
+    monkeypatch.setattr(quality, "store_commit_statistics", watch)
     rows = spark.createDataFrame(people(0, 130))  # type: ignore[attr-defined]
     store.create_featuregroup(rows.filter("id < 100"), "people", primary_key=["id"])
     store.insert_into_featuregroup(rows.filter("id >= 100"), "people")

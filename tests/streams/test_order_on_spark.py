@@ -79,5 +79,5 @@ def test_spark_stream_writes_records_in_key_order(
     assert sorted((row["id"], row["x"]) for row in rows_of(store, "g")) == expected
     assert [row["record_offset"] for row in quarantined(store, "g")] == quarantine_offsets
     monkeypatch.setattr(replays, "open_streams", lambda session, stream: topics)
-    actual = replays.replay(store.session, spec, open_group(store.session, "g"))
+    actual = replays.replay(store.session, spec.name, spec.work, open_group(store.session, "g"))
     assert (actual.rows, actual.left) == (0, len(quarantine_offsets))

@@ -59,6 +59,8 @@ READS = frozenset(
         "feature",
         "stream_job",
         "job",
+        "cast",
+        "rename",
         "sql_job",
         "publish_job",
         "catalog_job",

@@ -537,8 +537,10 @@ def _fields(struct: pa.StructType) -> list[pa.Field]:
 def _has_opaque_bytes(field: pa.Field) -> bool:
     """Return whether a field contains bytes that only one library can read.
 
-    Older releases of pyarrow know such a type by the field's metadata only.
+    Older releases of pyarrow know most such types by the field's metadata only.
     """
+    if isinstance(field.type, pa.BaseExtensionType):
+        return False  # the type itself is checked
     name = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode()
     return name in _OPAQUE
 

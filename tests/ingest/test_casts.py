@@ -234,7 +234,7 @@ CASTS: list[tuple[list[Any] | pa.Array, Any, str, list[Any] | None]] = [
     ([NOON], "date32", "round", [NOON.date()]),
     ([NOON.replace(hour=0)], "date", "error", [NOON.date()]),
     ([True, None], "int8", "error", [1, None]),
-    ([{"b": 1, "a": {2, 1}}, None], "string", "error", ['{"b": 1, "a": [1, 2]}', None]),
+    ([{"a": 1, "b": {2, 1}}, None], "string", "error", ['{"a": 1, "b": [1, 2]}', None]),
     ([(1, 2)], "string", "error", ["[1, 2]"]),
     ([b"\xff"], "string", "error", None),
     ([b"a", "b"], "binary", "error", [b"a", b"b"]),

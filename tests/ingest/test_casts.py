@@ -203,6 +203,8 @@ def test_cast_takes_columns_without_names(subtests: pytest.Subtests) -> None:
                 featurestore.cast(build(values), {"col_0": "timestamp[YYYYMMDD]"})
 
 
+# Inferred structs have sorted fields in older releases of pyarrow.
+REVERSED = pa.struct({"b": pa.int64(), "a": pa.int64()})
 # Values, the target, the rule, and the values after the cast; None if one has no equal.
 CASTS: list[tuple[list[Any] | pa.Array, Any, str, list[Any] | None]] = [
     ([1.0, 2.6, None, 0.5], "int64", "round", [1, 3, None, 0]),
@@ -235,6 +237,7 @@ CASTS: list[tuple[list[Any] | pa.Array, Any, str, list[Any] | None]] = [
     ([NOON.replace(hour=0)], "date", "error", [NOON.date()]),
     ([True, None], "int8", "error", [1, None]),
     ([{"a": 1, "b": {2, 1}}, None], "string", "error", ['{"a": 1, "b": [1, 2]}', None]),
+    (pa.array([{"b": 1, "a": 2}], REVERSED), "string", "error", ['{"b": 1, "a": 2}']),
     ([(1, 2)], "string", "error", ["[1, 2]"]),
     ([b"\xff"], "string", "error", None),
     ([b"a", "b"], "binary", "error", [b"a", b"b"]),

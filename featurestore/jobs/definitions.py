@@ -30,7 +30,6 @@ from featurestore.model.job import (
     PythonWork,
     Schedule,
     SqlWork,
-    parse_on_error,
 )
 from featurestore.model.names import check_name
 from featurestore.model.source import SourceInput
@@ -362,7 +361,7 @@ def define_schedule(
             timezone=timezone,
             catchup=catchup,
             retries=retries,
-            on_error=parse_on_error(on_error),
+            on_error=on_error,
             on_failure=parse_on_failure(on_failure, job=job),
         )
     )

@@ -37,14 +37,9 @@ class FailureAction:
 
     @classmethod
     def from_json(cls, data: Any) -> FailureAction | None:
-        """Parse the output of ``to_json``; raise ValueError if it is invalid.
-
-        A string is a command of an earlier release, which ran it in a shell.
-        """
+        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
         if data is None:
             return None
-        if isinstance(data, str):
-            return cls(("sh", "-c", data))
         if isinstance(data, dict) and set(data) == {"function"}:
             name = data["function"]
             if isinstance(name, str) and name.isidentifier():

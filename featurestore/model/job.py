@@ -324,15 +324,7 @@ class JobSpec:
     @property
     def hash(self) -> str:
         """SHA-256 of the definition; any change of code or settings changes the hash."""
-        definition = self.to_json()
-        if self.schedule.on_error == "continue":  # hashes in registries contain its former name
-            definition["on_error"] = "go_on"
-        return canonical_hash(definition)
-
-
-def parse_on_error(value: Any) -> Any:
-    """Normalize ``on_error``: "go_on" is the former name of "continue"."""
-    return "continue" if value == "go_on" else value
+        return canonical_hash(self.to_json())
 
 
 def _to_json(value: Any) -> Any:
@@ -417,7 +409,7 @@ _FIELDS: Mapping[str, _Stored] = {
     "input_times": _STRINGS,
     "retries": _Stored(types=int),
     "catchup": _NULLABLE_NUMBER,
-    "on_error": _Stored(types=str, read=parse_on_error),
+    "on_error": _Stored(types=str),
     "on_failure": _Stored(read=FailureAction.from_json),
     "keep": _NULLABLE_NUMBER,
 }

@@ -1,4 +1,4 @@
-"""Write ``tests/assets/registries/<revision>.db``.
+"""Write a registry, and the statements that create its tables, to ``tests/assets/registries``.
 
 Run once at the release of a revision, never for an old one.
 
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
+import sqlalchemy as sa
 
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.registry import (
@@ -20,9 +21,11 @@ from featurestore.registry import (
     featuregroups,
     lineage,
     open_registry,
+    tables,
     training_datasets,
 )
 from featurestore.registry.migrations import head_revision
+from featurestore.registry.schema import revision_table
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
 SPEC = FeatureGroupSpec(
@@ -66,6 +69,19 @@ def fill(directory: str) -> None:
     registry.close()
 
 
+def creation_statements(dialect: str) -> str:
+    """Return the statements that create all tables, without the index of trigrams."""
+    statements: list[str] = []
+
+    def collect(statement: sa.ExecutableDDLElement, *_: object, **__: object) -> None:
+        statements.append(f"{statement.compile(dialect=recorder.dialect)};\n")
+
+    recorder = sa.create_mock_engine(f"{dialect}://", collect)
+    for metadata in (tables.metadata, revision_table.metadata):
+        metadata.create_all(recorder, checkfirst=False)
+    return "".join(statements)
+
+
 def main() -> None:
     target = ASSETS / f"{head_revision()}.db"
     if target.exists():
@@ -78,6 +94,9 @@ def main() -> None:
         connection.close()
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.read_bytes())
+    for dialect in ("sqlite", "postgresql"):
+        statements = creation_statements(dialect)
+        (ASSETS / f"{head_revision()}.{dialect}.sql").write_text(statements)
     sys.stdout.write(f"{target}\n")
 
 

@@ -6,12 +6,9 @@ and what it was computed from.
 
 from __future__ import annotations
 
-import importlib
 import random
-import shutil
-import sqlite3
 from collections.abc import Collection
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -284,32 +281,6 @@ def fill_chain(store: FeatureStore) -> None:
     store.create_featuregroup(dataset.read("train"), "last", primary_key="k")
     changes.add_user(store.session, ROOT, "root", role="admin")
     changes.set_private(store.session, ROOT, "pay", True)
-
-
-def test_upgrade_stores_origins_from_lineage(tmp_path: Path) -> None:
-    location = tmp_path / "store"
-    with featurestore.connect(location) as store:
-        fill_chain(store)
-    shutil.rmtree(location / "_origins")
-    with closing(sqlite3.connect(location / "registry.db")) as registry:
-        # The later migration of the same release.
-        versions = "featurestore.registry.migrations.versions"
-        pages = importlib.import_module(f"{versions}.0103_indexes_of_pages")
-        registry.executescript(
-            "".join(f"drop index {name};" for name in pages._INDEXES)
-            + "drop table origins; drop table origin_edges;"
-            "alter table models drop column experiment; alter table featuregroups drop column features;"
-            "create index ix_lineage_output on lineage (kind);"
-            "create index ix_experiment_runs_parent on experiment_runs (parent);"
-            "create index ix_experiment_runs_dataset on experiment_runs (dataset);"
-            "update alembic_version set version_num = '0101'"
-        )
-    with featurestore.connect(location) as store:
-        store.delete_training_dataset("middle", version=1)
-        store.delete_featuregroup("pay", version=1, force=True)
-        assert list(store_of(store).get_featuregroups()) == []
-        assert len(list(store_of(store, ["pay"]).get_featuregroups())) == 1
-    assert (location / "_origins" / "featuregroup" / "last@v1.json").is_file()
 
 
 def test_names_among_many_words_are_origins(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Creation and upgrades of the registry tables.
 
-The file name of a migration in ``versions`` starts with its revision: ``0101_jobs.py`` has the
-revision "0101" and follows "0100". Released migrations are never changed. In a new registry the
-current tables are created directly, without running migrations; a test checks that the results are
-equal.
+A new registry gets the tables of this release and its revision. Migrations begin with the first
+release, "0200": the file name of a migration in ``versions`` starts with its revision, such as
+``0201_jobs.py``. Released migrations are never changed. A test checks that a migrated registry equals
+a new one; see docs/adr/0033.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def upgrade(registry: Registry, *, repair: bool = False) -> str:
         if revision is None and not repair:
             _check_empty(registry, connection)
         if revision is None and not schema.has_tables(connection):
-            create_tables(connection, head)
+            create_tables(connection)
         elif revision is not None and revision != head:
-            _migrate_or_repair(connection, revision, repair=repair)
+            _migrate_or_repair(connection, repair=repair)
         if repair:
             registry.repair = schema.repair(connection)
             connection.execute(revision_table.delete())
@@ -131,16 +131,11 @@ def _check_empty(registry: Registry, connection: Connection) -> None:
     )
 
 
-def _migrate_or_repair(connection: Connection, revision: str, *, repair: bool) -> None:
+def _migrate_or_repair(connection: Connection, *, repair: bool) -> None:
     """Run the migrations; if one fails for a missing table, leave the tables to the repair."""
     savepoint = connection.begin_nested()
     try:
         migrate(connection)
-        # Imported only for an upgrade, since every connect imports this module.
-        from featurestore.registry import origin_upgrade
-
-        if revision < origin_upgrade.REVISION:
-            origin_upgrade.fill_from_lineage(connection)
     except DatabaseError:
         savepoint.rollback()
         if not repair:
@@ -161,24 +156,9 @@ def migrate(connection: Connection) -> None:
     command.upgrade(settings, "head")
 
 
-def create_tables(connection: Connection, revision: str) -> None:
-    """Create all tables in an empty database and store the newest revision."""
-    for statement in _creation_statements(connection.dialect.name):
-        connection.exec_driver_sql(statement)
+def create_tables(connection: Connection) -> None:
+    """Create all tables in an empty database, and store the newest revision."""
+    tables.metadata.create_all(connection, checkfirst=False)
     search_documents.create_index(connection)
-    connection.execute(revision_table.insert().values(version_num=revision))
-
-
-@cache
-def _creation_statements(dialect: str) -> list[str]:
-    """Return the statements that create the tables; they are compiled once per process."""
-    statements: list[str] = []
-
-    def collect(statement: sa.ExecutableDDLElement, *_: object, **__: object) -> None:
-        statements.append(str(statement.compile(dialect=recorder.dialect)))
-
-    recorder = sa.create_mock_engine(f"{dialect}://", collect)
-    for metadata in (tables.metadata, revision_table.metadata):
-        # The mock engine passes each statement to collect() instead of running it.
-        metadata.create_all(recorder, checkfirst=False)
-    return statements
+    revision_table.create(connection)
+    connection.execute(revision_table.insert().values(version_num=head_revision()))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.engine import Connection
 
 from featurestore.errors import ConfigurationError, listing
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
@@ -98,21 +99,28 @@ def _open_shared(
         with shared.upgrade_transaction() as connection:
             # The schema is created in the transaction of the claim, so no process sees a claim
             # without it.
-            index = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
-            if index.schema is not None and shared.dialect == "postgresql":
-                connection.execute(sa.schema.CreateSchema(index.schema, if_not_exists=True))
+            store = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
+            if shared.dialect == "postgresql":
+                _create_schema(connection, stores.index_schema(store))
     finally:
         shared.close()
-    return _open_index(index, url, directory, is_copy=read_only, durable=durable)
+    return _open_index(store, url, directory, is_copy=read_only, durable=durable)
+
+
+def _create_schema(connection: Connection, name: str) -> None:
+    """Create a schema unless it exists; only the creation needs a privilege in the database."""
+    if connection.execute(sa.select(sa.func.to_regnamespace(name))).scalar() is None:
+        connection.execute(sa.schema.CreateSchema(name))
 
 
 def _open_index(
-    index: stores.IndexLocation, url: sa.URL, directory: str, *, is_copy: bool, durable: bool
+    store: str, url: sa.URL, directory: str, *, is_copy: bool, durable: bool
 ) -> Registry:
     if url.get_backend_name() == "sqlite":
-        file_url = url.set(database=index.file(url.database or ""))
+        file_url = url.set(database=stores.index_file(url.database or "", store))
         return Registry(file_url, directory, is_copy=is_copy, durable=durable)
-    return Registry(url, directory, schema=index.schema, is_copy=is_copy, durable=durable)
+    schema_name = stores.index_schema(store)
+    return Registry(url, directory, schema=schema_name, is_copy=is_copy, durable=durable)
 
 
 def _is_inside(url: sa.URL, directory: str) -> bool:
@@ -163,11 +171,11 @@ def existing_registry(directory: str, url: str | None) -> Iterator[Registry | No
         shared = Registry(parsed, directory)
         try:
             with shared.reading() as connection:
-                index = stores.find(connection, directory)
+                store = stores.find(connection, directory)
         finally:
             shared.close()
-        if index is not None:
-            registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
+        if store is not None:
+            registry = _open_index(store, parsed, directory, is_copy=True, durable=False)
     try:
         yield registry
     finally:

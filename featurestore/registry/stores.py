@@ -1,9 +1,8 @@
 """Indexes of several stores in one registry database.
 
-Each location has a separate index in the database: the first one uses the tables of the database
-itself, the others use a schema (Postgres) or a second file (SQLite) named by the store's id. The
-location stores its id and the URL, without secrets, in ``registry.json``; the database stores ids
-and locations in the table ``featurestore_stores``.
+Each location has an index in a schema (Postgres) or a file (SQLite) that is named by the store's id.
+The location stores its id and the URL, without secrets, in ``registry.json``; the database stores
+ids and locations in the table ``featurestore_stores``.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from featurestore.errors import (
     RegistryError,
     listing,
 )
-from featurestore.model.paths import StorePaths
-from featurestore.registry import tables, unregistered
+from featurestore.registry import unregistered
 from featurestore.registry.rows import location_of
 from featurestore.storage import files, storage_for
 
@@ -43,7 +41,6 @@ _stores = sa.Table(
     sa.MetaData(),
     sa.Column("id", sa.String(32), primary_key=True),
     sa.Column("location", sa.Text, nullable=False),
-    sa.Column("is_first", sa.Boolean, nullable=False),
 )
 
 
@@ -55,24 +52,19 @@ class RegistryReference:
     registry: str
 
 
-@dataclass(frozen=True)
-class IndexLocation:
-    """The location of a store's index: the database's own tables, or those of the store id."""
+def index_schema(store: str) -> str:
+    """Return the Postgres schema with the index of a store."""
+    return f"featurestore_{store}"
 
-    store: str
-    is_first: bool
 
-    @property
-    def schema(self) -> str | None:
-        """The Postgres schema, None for the default schema of the connection."""
-        return None if self.is_first else f"featurestore_{self.store}"
+def index_file(database: str, store: str) -> str:
+    """Return the SQLite file with the index of a store.
 
-    def file(self, database: str) -> str:
-        """Return the path of the SQLite file."""
-        if self.is_first:
-            return database
-        stem, ending = os.path.splitext(database)
-        return f"{stem}-{self.store}{ending}"
+    >>> index_file("/data/registry.db", "5f2c")
+    '/data/registry-5f2c.db'
+    """
+    stem, ending = os.path.splitext(database)
+    return f"{stem}-{store}{ending}"
 
 
 def read_reference(directory: str) -> RegistryReference | None:
@@ -159,8 +151,8 @@ def strip_secrets(url: sa.URL) -> str:
 
 def claim(
     connection: Connection, url: sa.URL, directory: str, *, adopt: bool, read_only: bool
-) -> IndexLocation:
-    """Return the location of a store's index in a database; claim one for a new store.
+) -> str:
+    """Return the id of a store whose index is in a database; claim an index for a new store.
 
     Args:
         connection: A transaction in the database itself.
@@ -172,14 +164,15 @@ def claim(
 
     Raises:
         RegistryError: The location contains groups that are unknown to the database, it is a copy
-        of a location whose index is in this database, or another registry claimed it meanwhile.
+        of a location whose index is in this database, another registry claimed it meanwhile, or
+        the database precedes the first release.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
     # The lock must precede the creation: two processes could both find that the table is missing.
     _stores.create(connection, checkfirst=True)
     reference = stored_reference = read_reference(directory)
-    row = _row(connection, directory, reference)
+    row = _find_row(connection, directory, reference)
     if row is not None and _is_copy(row, directory):
         if not adopt:
             raise _copied_location_error(row.location, directory)
@@ -187,13 +180,17 @@ def claim(
         row = None
         reference = None
     if row is None:
-        index = _claim_index(connection, directory, reference, adopt=adopt, url=url)
+        # A wrong URL would otherwise create an empty index, which hides the groups of the store.
+        if not adopt and unregistered.contains_objects(directory):
+            raise _unknown_location_error(connection, directory, url)
+        store = uuid.uuid4().hex if reference is None else reference.store
+        connection.execute(sa.insert(_stores).values(id=store, location=directory))
     else:
-        index = IndexLocation(row.id, row.is_first)
+        store = row.id
         # The store was moved, or another machine has mounted it at another path.
-        update = sa.update(_stores).where(_stores.c.id == row.id)
+        update = sa.update(_stores).where(_stores.c.id == store)
         connection.execute(update.values(location=directory))
-    new_reference = RegistryReference(index.store, _url_to_store(url, directory))
+    new_reference = RegistryReference(store, _url_to_store(url, directory))
     # The file is written before the transaction commits. If the commit fails, the next claim uses
     # the id in the file.
     if not read_only and new_reference != reference:
@@ -206,7 +203,7 @@ def claim(
                 f"Another registry has just become that of the store at {directory!r}.",
                 hint="connect again",
             )
-    return index
+    return store
 
 
 def _url_to_store(url: sa.URL, directory: str) -> str:
@@ -216,12 +213,12 @@ def _url_to_store(url: sa.URL, directory: str) -> str:
     return strip_secrets(url)
 
 
-def find(connection: Connection, directory: str) -> IndexLocation | None:
-    """Return the location of a store's index in a database; None if the store is unknown."""
+def find(connection: Connection, directory: str) -> str | None:
+    """Return the id of a store whose index is in a database; None if the store is unknown."""
     if not sa.inspect(connection).has_table(_stores.name):
         return None
-    row = _row(connection, directory, read_reference(directory))
-    return None if row is None else IndexLocation(row.id, row.is_first)
+    row = _find_row(connection, directory, read_reference(directory))
+    return None if row is None else str(row.id)
 
 
 def locations(connection: Connection) -> list[str]:
@@ -230,13 +227,27 @@ def locations(connection: Connection) -> list[str]:
     return [row.location for row in rows]
 
 
-def _row(
+def _find_row(
     connection: Connection, directory: str, reference: RegistryReference | None
 ) -> sa.Row | None:  # type: ignore[type-arg]
-    """Return the row of a store by its id or location."""
+    """Return the row of a store by its id or location.
+
+    Raises:
+        RegistryDamaged: The table has other columns: it was created before the first release.
+    """
+    condition = _stores.c.location == directory
     if reference is not None:
-        return connection.execute(sa.select(_stores).where(_stores.c.id == reference.store)).first()
-    return connection.execute(sa.select(_stores).where(_stores.c.location == directory)).first()
+        condition = _stores.c.id == reference.store
+    # The columns of the table itself, which cost no further statement.
+    query = sa.select(sa.literal_column("*")).select_from(_stores).where(condition)
+    result = connection.execute(query)
+    if set(result.keys()) != set(_stores.columns.keys()):
+        url = strip_secrets(connection.engine.url)
+        raise RegistryDamaged(
+            f"The registry {url} precedes the first release.",
+            hint=f"empty the database, then {rebuild_command(directory, url)}",
+        )
+    return result.first()
 
 
 def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
@@ -251,53 +262,6 @@ def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
     except RegistryError:
         return False
     return original is not None and original.store == row.id
-
-
-def _claim_index(
-    connection: Connection,
-    directory: str,
-    reference: RegistryReference | None,
-    *,
-    adopt: bool,
-    url: sa.URL,
-) -> IndexLocation:
-    """Claim an index in the database for a location that has none."""
-    is_indexed = _indexes_location(connection, directory)
-    # A wrong URL would otherwise create an empty index, which hides the groups of the store.
-    if not (adopt or is_indexed) and unregistered.contains_objects(directory):
-        raise _unknown_location_error(connection, directory, url)
-    first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
-    is_free = connection.execute(first_claim).first() is None
-    # The tables of the database belong to its first store, also if they are older than this table
-    # of stores.
-    is_first = is_free and (is_indexed or not _indexed_versions(connection))
-    store = uuid.uuid4().hex if reference is None else reference.store
-    connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))
-    return IndexLocation(store, is_first)
-
-
-def _indexed_versions(connection: Connection) -> list[tuple[str, str, int]]:
-    """Return (folder, name, version) for all groups and datasets in the database's own tables."""
-    versions = []
-    paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
-    for object_kind, table in paths.items():
-        if sa.inspect(connection).has_table(table.name):
-            for row in connection.execute(sa.select(table.c.name, table.c.version)):
-                versions.append((object_kind, row.name, row.version))
-    return versions
-
-
-def _indexes_location(connection: Connection, directory: str) -> bool:
-    """Return whether the database's own tables contain a group or dataset in the location."""
-    paths = StorePaths(directory)
-    for object_kind, name, version in _indexed_versions(connection):
-        if object_kind == "featuregroups":
-            path = paths.featuregroup(name, version)
-        else:
-            path = paths.training_dataset(name, version)
-        if files.exists(path):
-            return True
-    return False
 
 
 def _unknown_location_error(connection: Connection, directory: str, url: sa.URL) -> RegistryDamaged:

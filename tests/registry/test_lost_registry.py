@@ -32,6 +32,7 @@ from featurestore.errors import (
 from featurestore.jobs.recovery import restore_runs
 from featurestore.recovery.rebuild import NOT_RESTORED, RESTORATIONS, as_markdown, rebuild
 from featurestore.registry import open_registry, schema, tables
+from featurestore.registry.stores import index_schema, read_reference
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
 from tests.server import canaries
@@ -218,9 +219,9 @@ LOSSES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "without an index": (execute("drop index ix_features_name"), "lacks 'index ix_features_name'"),
     "without a revision": (execute("drop table alembic_version"), "has no revision"),
-    "half upgraded": (
-        execute("update alembic_version set version_num = '0101'"),
-        "already exists|lacks",
+    "before the first release": (
+        execute("update alembic_version set version_num = '0103'"),
+        "precedes the first release",
     ),
 }
 
@@ -252,7 +253,12 @@ def test_lost_or_incomplete_registry_is_refused_until_rebuild(
 
 
 SERVER_LOSSES = {
-    "emptied": ("drop schema public cascade; create schema public", "contains"),
+    "emptied": (
+        "drop schema public cascade; create schema public; drop schema {schema} cascade",
+        "contains",
+    ),
+    "without an index": ("drop schema {schema} cascade", "is empty, but"),
+    "without locations": ("drop table public.featurestore_stores", "missing in the registry"),
     "without a table": ("drop table tags", "lacks 'table tags'"),
     "without a column": ("alter table job_states drop column watermark", "lacks 'column job_st"),
     "without a revision": ("drop table alembic_version", "has no revision"),
@@ -269,10 +275,14 @@ def test_lost_database_of_server_is_refused_until_rebuild(
         group = store.create_featuregroup(TABLE, "g", primary_key="x", tags={"team": "a"})
         store.create_training_dataset(group.read(), "d", label="y")
         store.add_alert_channel("ops", "log")
+    reference = read_reference(str(tmp_path))
+    assert reference is not None
+    schema_name = index_schema(reference.store)
     for loss, (statements, reason) in SERVER_LOSSES.items():
         with subtests.test(loss):
             with psycopg.connect(postgres_url, autocommit=True) as connection:
-                connection.execute(statements)
+                connection.execute(f"set search_path to {schema_name}")
+                connection.execute(statements.format(schema=schema_name))
             with pytest.raises(RegistryDamaged, match=rf"(?s){reason}.*registry rebuild"):
                 featurestore.connect(tmp_path, registry=postgres_url)
             rebuild(str(tmp_path), url=postgres_url)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import featurestore
-from featurestore.errors import ConfigurationError, RegistryError
+from featurestore.errors import ConfigurationError, RegistryDamaged, RegistryError
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry.stores import read_reference
 from featurestore.store import FeatureStore
@@ -112,13 +113,32 @@ def test_moved_store_keeps_registry_and_copy_rebuilds(
             assert groups(store) == ["left@v1"]
 
 
-def test_registry_without_location_table_keeps_store(tmp_path: Path, url: str) -> None:
+def test_registry_without_location_table_is_refused_until_rebuild(tmp_path: Path, url: str) -> None:
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         store.create_featuregroup(ROWS, "left")
-        with store.session.registry.transaction() as connection:
-            connection.exec_driver_sql("drop table featurestore_stores")
-    (tmp_path / "a" / "registry.json").unlink()
+    execute(url, "drop table featurestore_stores")
     with featurestore.connect(tmp_path / "b", registry=url) as neighbor:
         assert groups(neighbor) == []
+    with pytest.raises(RegistryDamaged, match=r"missing in the registry(.|\n)*registry rebuild"):
+        featurestore.connect(tmp_path / "a", registry=url)
+    rebuild(str(tmp_path / "a"), url=url)
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         assert groups(store) == ["left@v1"]
+
+
+def test_registry_before_first_release_is_refused(tmp_path: Path, url: str) -> None:
+    execute(url, "create table featurestore_stores (id text, location text, is_first boolean)")
+    with pytest.raises(RegistryDamaged, match="precedes the first release") as error:
+        featurestore.connect(tmp_path / "a", registry=url)
+    assert (error.value.hint or "").startswith("empty the database, then featurestore --location")
+    execute(url, "drop table featurestore_stores")
+    with featurestore.connect(tmp_path / "a", registry=url) as store:
+        assert groups(store) == []
+
+
+def execute(url: str, statement: str) -> None:
+    """Execute a statement in the database itself, which contains the table of locations."""
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()

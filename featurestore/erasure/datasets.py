@@ -20,10 +20,9 @@ from featurestore.erasure.areas import Scan
 from featurestore.model.erasure import Action, ErasureFinding
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Relation
-from featurestore.recovery import datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import finished_datasets
-from featurestore.registry import origins
+from featurestore.registry import origins, training_datasets
 from featurestore.registry.artifacts import models
 from featurestore.registry.origins import DATASET, Object
 from featurestore.storage import files
@@ -194,7 +193,7 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
         run.committed_version = run.version
         with warn_after_publication(f"Training dataset {manifest.name!r} version {run.version}"):
             with session.registry.transaction() as connection:
-                datasets.register(connection, new_manifest)
+                training_datasets.register(connection, new_manifest)
             run.registered = True
     return run.version
 

@@ -28,7 +28,7 @@ from featurestore.model.arguments import check_count, warn_caller
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import parse_duration, shift_time, utc_now
 from featurestore.model.verification import GroupVerifyReport
-from featurestore.recovery import groups
+from featurestore.recovery.groups import GROUPS
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import (
     RECLAIM,
@@ -201,13 +201,13 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
             with session.registry.transaction() as connection:
                 # The group is unregistered before its files are removed: a crash in between leaves
                 # only orphan files, which recovery removes.
-                groups.unregister(connection, name, version)
+                GROUPS.unregister(connection, name, version)
                 writers = jobs.writers_of(connection, name)
             record_deletion(session.featuregroup_path(name, version))
             with warn_after_publication(
                 f"The deletion of feature group {name!r} version {version}"
             ):
-                groups.remove_files(session.paths, name, version)
+                GROUPS.remove(session.paths, name, version)
                 run.registered = True
         reclaim_run.registered = True
     for job in writers:

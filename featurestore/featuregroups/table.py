@@ -236,7 +236,8 @@ def find_existing(session: Session, name: str) -> OpenGroup | None:
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
     """Return the version after the last one that is registered, on disk or being created."""
     # Recovery imports the definitions of views and models, which a list of groups does not need.
-    from featurestore.recovery import claims, groups
+    from featurestore.recovery import claims
+    from featurestore.recovery.groups import GROUPS
     from featurestore.recovery.liveness import versions_in_flight
 
     with session.registry.reading() as connection:
@@ -249,6 +250,6 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
     for entry in files.list_directory(folder):
         directory = claims.version_entry_name(entry)
         number, path = parse_version_directory(directory), os.path.join(folder, directory)
-        if number is not None and (groups.is_group(path) or claims.is_abandoned(path)):
+        if number is not None and (GROUPS.is_published(path) or claims.is_abandoned(path)):
             versions.append(number)
     return max(versions, default=0) + 1

@@ -2,33 +2,108 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 
 from sqlalchemy.engine import Connection
 
 from featurestore.delta import commits
 from featurestore.delta.log import LOG_FOLDER, is_delta_table, latest_version
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import FeatureGroupExists, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.paths import StorePaths
 from featurestore.model.window_features import parse_input_windows
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
-from featurestore.registry import (
-    artifacts,
-    featuregroups,
-    jobs,
-    lineage,
-    runs,
-)
+from featurestore.recovery.versioned import VersionedObjects
+from featurestore.registry import artifacts, featuregroups, jobs, lineage, runs
 from featurestore.storage import files
 
 
-def is_group(path: str) -> bool:
-    """Return True if a directory contains a Delta table with at least one data commit."""
-    return is_delta_table(path) and latest_version(path) >= 1
+class FeatureGroups(VersionedObjects[FeatureGroupSpec]):
+    """Delta tables; a version is published by its first commit of rows."""
+
+    table = featuregroups.TABLE
+    creation, writes, removal = "create", ("write", "reclaim"), "delete"
+    folder = "featuregroups"
+    file_name = LOG_FOLDER
+    exists_error = FeatureGroupExists
+    registered_from, content = "table", "rows"
+    unpublished = "it is not a Delta table with a data commit"
+
+    def read(self, directory: str, name: str, version: int) -> FeatureGroupSpec:
+        return commits.spec_of(read_table(directory, name, version))
+
+    def register(
+        self, connection: Connection, directory: str, name: str, version: int
+    ) -> FeatureGroupSpec:
+        return register(connection, directory, name, version)
+
+    def unregister(self, connection: Connection, name: str, version: int) -> None:
+        unregister(connection, name, version)
+
+    def is_published(self, directory: str) -> bool:
+        return is_delta_table(directory) and latest_version(directory) >= 1
+
+    def claim(
+        self, connection: Connection, location: str, name: str, version: int | None, *, run: str
+    ) -> int:
+        """Claim a version; a published one that is not registered is registered.
+
+        Files left by a creation that crashed are removed.
+        """
+        version = version or 1
+        self.table.lock_version(connection, name, version)
+        paths = StorePaths(location)
+        directory = self.directory(paths, name, version)
+        is_registered = featuregroups.find(connection, name, version) is not None
+        is_in_flight = version in versions_in_flight(connection, location, self.creation, name)
+        if not is_registered and not is_in_flight:
+            has_claim = claims.claim(connection, directory)
+            if not self.is_published(directory):
+                if not has_claim:
+                    raise FeatureGroupExists(
+                        f"Feature group {name!r} version {version} is being created through "
+                        "another registry, or its process there was killed.",
+                        hint="omit version= to create the next one; connecting with the other "
+                        "registry cleans up",
+                    )
+                # A creation that died before its first commit of rows left an empty table.
+                if is_delta_table(directory):
+                    self.remove_files(paths, name, version)
+                return version
+            # The process that created the group died after the commit and before the registration.
+            self.register(connection, directory, name, version)
+        state = "is being created by another process" if is_in_flight else "exists already"
+        raise FeatureGroupExists(
+            f"Feature group {name!r} version {version} {state}.",
+            hint="omit version= to create the next one, or use insert_into_featuregroup",
+        )
+
+    def remove_files(self, paths: StorePaths, name: str, version: int) -> None:
+        """Remove the files of a version with its quarantine and statistics, starting with the log."""
+        super().remove_files(paths, name, version)
+        for directory in (paths.quarantine(name, version), paths.statistics(name, version)):
+            files.remove(directory, below=paths.location)
+
+
+GROUPS = FeatureGroups()
+
+
+def read_table(path: str, name: str, version: int) -> Snapshot:
+    """Return the newest snapshot of a group version.
+
+    Raises:
+        TableDamaged: The table is damaged or belongs to another group.
+    """
+    table = read_snapshot(path)
+    spec = commits.spec_of(table)
+    if (spec.name, spec.version) != (name, version):
+        raise TableDamaged(
+            f"The table {path!r} belongs to {spec.name}@v{spec.version}.",
+            hint="move it to the directory of that name",
+        )
+    return table
 
 
 def register(connection: Connection, path: str, name: str, version: int) -> FeatureGroupSpec:
@@ -37,14 +112,10 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
     Raises:
         TableDamaged: The table is damaged or belongs to another group.
     """
-    lock(connection, name, version)  # a concurrent change of the definition is registered later
-    table = read_snapshot(path)
+    # A concurrent change of the definition is registered later.
+    featuregroups.lock_version(connection, name, version)
+    table = read_table(path, name, version)
     spec, meta = commits.spec_of(table), commits.meta_of(table)
-    if (spec.name, spec.version) != (name, version):
-        raise TableDamaged(
-            f"The table {path!r} belongs to {spec.name}@v{spec.version}.",
-            hint="move it to the directory of that name",
-        )
     registered_group = featuregroups.find(connection, name, version)
     # Another table with the same name has another id, for example after the directory was replaced.
     # Commits and tags of the earlier table must not remain registered.
@@ -108,7 +179,7 @@ def register_definition(connection: Connection, path: str, name: str, version: i
 
     The lock makes the last registration that of the newest definition.
     """
-    lock(connection, name, version)
+    featuregroups.lock_version(connection, name, version)
     table = read_snapshot(path)
     featuregroups.advance(connection, name, version, delta_version=table.version)
     featuregroups.redefine(connection, commits.spec_of(table))
@@ -145,56 +216,3 @@ def unregister(connection: Connection, name: str, version: int) -> None:
     featuregroups.remove(connection, name, version)
     for job in jobs.writers_of(connection, name):
         runs.forget_windows(connection, job.spec.name, target_version=version)
-
-
-def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove the files of a group version, its quarantine and statistics, starting with the log.
-
-    After a crash, a directory without a log is not mistaken for a table.
-    """
-    path = paths.featuregroup(name, version)
-    files.remove(os.path.join(path, LOG_FOLDER), below=paths.location)
-    for directory in (path, paths.quarantine(name, version), paths.statistics(name, version)):
-        files.remove(directory, below=paths.location)
-    claims.release(path, below=paths.location)
-
-
-def claim(connection: Connection, location: str, name: str, version: int) -> int:
-    """Claim a version for creation by this process, and return it.
-
-    Files left by a creation that crashed are removed.
-
-    Raises:
-        FeatureGroupExists: The version exists, or another process is creating it.
-    """
-    lock(connection, name, version)
-    paths = StorePaths(location)
-    path = paths.featuregroup(name, version)
-    is_registered = featuregroups.find(connection, name, version) is not None
-    is_in_flight = version in versions_in_flight(connection, location, "create", name)
-    if not is_registered and not is_in_flight:
-        has_claim = claims.claim(connection, path)
-        if not is_group(path):
-            if not has_claim:
-                raise FeatureGroupExists(
-                    f"Feature group {name!r} version {version} is being created through another "
-                    "registry, or its process there was killed.",
-                    hint="omit version= to create the next one; connecting with the other registry "
-                    "cleans up",
-                )
-            # A creation that died before its first commit of rows left an empty table.
-            if is_delta_table(path):
-                remove_files(paths, name, version)
-            return version
-        # The process that created the group died after the commit and before the registration.
-        register(connection, path, name, version)
-    state = "is being created by another process" if is_in_flight else "exists already"
-    raise FeatureGroupExists(
-        f"Feature group {name!r} version {version} {state}.",
-        hint="omit version= to create the next one, or use insert_into_featuregroup",
-    )
-
-
-def lock(connection: Connection, name: str, version: int) -> None:
-    """Lock a group version until the transaction ends."""
-    featuregroups.lock_version(connection, name, version)

@@ -14,11 +14,13 @@ from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.paths import StorePaths
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.observers import Work, WorkKind, observed
-from featurestore.recovery import datasets, groups, liveness, models, views
+from featurestore.recovery import claims, liveness
+from featurestore.recovery.datasets import DATASETS
+from featurestore.recovery.groups import GROUPS
 from featurestore.recovery.liveness import Store
-from featurestore.recovery.recover import resolve
+from featurestore.recovery.recover import VERSIONED, resolve
 from featurestore.registry import Registry, intents, origins
-from featurestore.registry.origins import DATASET, GROUP, MODEL, VIEW, Object
+from featurestore.registry.origins import Object
 from featurestore.registry.recorded_reads import ReadRecorder
 from featurestore.storage import files, storage_for
 
@@ -30,15 +32,10 @@ _WORK_KINDS: Mapping[str, WorkKind] = {
     "export": "export",
     "remove": "remove",
 }
-# The kinds of objects that intents create, or to which they add rows.
-_CREATED_KINDS = {
-    "create": GROUP,
-    datasets.EXPORT: DATASET,
-    views.DEFINE: VIEW,
-    models.REGISTER: MODEL,
-}
-_WRITTEN_KINDS = {**_CREATED_KINDS, "write": GROUP}
-# (registry URL, intent id) of writes that ended in this process and are not resolved yet.
+# The objects that intents create, or to which they add rows.
+_CREATED_OBJECTS = {objects.creation: objects for objects in VERSIONED}
+_WRITTEN_OBJECTS = {**_CREATED_OBJECTS, "write": GROUPS}
+# (location, intent id) of writes that ended in this process and are not resolved yet.
 _pending_intents: set[tuple[str, str]] = set()
 
 
@@ -173,17 +170,20 @@ def in_flight(
                 stages_locally=lambda: not store.engine.is_distributed,
             )
             try:
-                if operation == "export":
-                    datasets.make_directory(store.location, name, claimed_version)
+                if operation == DATASETS.creation:
+                    DATASETS.make_directory(StorePaths(store.location), name, claimed_version)
                 with _notify_observers(store, write, operation, name):
                     yield write
             except BaseException:
                 is_resolved = _end_intent(store, write, needs_resolution=True)
                 # Once publication has begun, a delayed request could still write the manifest. The
                 # claim then remains, and the version number is not used again.
-                if operation == datasets.EXPORT and is_resolved and not write.publishing:
+                if operation == DATASETS.creation and is_resolved and not write.publishing:
+                    directory = DATASETS.directory(
+                        StorePaths(store.location), name, claimed_version
+                    )
                     with suppress(StorageError):  # the version is not used again then
-                        datasets.release(StorePaths(store.location), name, claimed_version)
+                        claims.release(directory, below=store.location)
                 raise
             # A failed registration of a committed write is not retried immediately.
             _end_intent(store, write, needs_resolution=write.committed_version is None)
@@ -197,8 +197,9 @@ def in_flight(
     finally:
         if intent_id in {pending_id for _, pending_id in _pending_intents}:
             liveness.release_owner(store.location)
-        if write is not None and store.recorder is not None and operation in _WRITTEN_KINDS:
-            store.recorder.remove_output(Object(_WRITTEN_KINDS[operation], name, write.version))
+        if write is not None and store.recorder is not None and operation in _WRITTEN_OBJECTS:
+            object_kind = _WRITTEN_OBJECTS[operation].table.object_kind
+            store.recorder.remove_output(Object(object_kind, name, write.version))
 
 
 @contextmanager
@@ -227,24 +228,17 @@ def _record_intent(
 ) -> int:
     """Claim the version of a write and record its intent in one transaction."""
     # Earlier writes of this process whose intents could not be resolved when they ended.
-    for url, pending_id in list(_pending_intents):
-        if url == store.registry.url:
+    for location, pending_id in list(_pending_intents):
+        if location == store.location:
             with suppress(FeatureStoreError, OSError):
                 _resolve_intent(store, pending_id)
-                _pending_intents.discard((url, pending_id))
+                _pending_intents.discard((location, pending_id))
     with store.registry.transaction() as connection:
-        if operation == "create" and version is not None:
-            claimed_version = groups.claim(connection, store.location, name, version)
-        elif operation == "export":
-            claimed_version = datasets.claim(
+        claimed_version = version or 1
+        if operation in _CREATED_OBJECTS:
+            claimed_version = _CREATED_OBJECTS[operation].claim(
                 connection, store.location, name, version, run=intent_id
             )
-        elif operation == views.DEFINE:
-            claimed_version = views.claim(connection, store.location, name, version)
-        elif operation == models.REGISTER:
-            claimed_version = models.claim(connection, store.location, name, version)
-        else:
-            claimed_version = version or 1
         # The heartbeat thread starts with a pause. Without this heartbeat, other machines would
         # consider the owner dead until then.
         intents.record_heartbeat(connection, owner)
@@ -257,11 +251,13 @@ def _record_intent(
             owner=owner,
         )
         # Stored before the write, since recovery after a crash cannot determine the reads of the job.
-        if operation in _CREATED_KINDS:
-            origins.begin(connection, Object(_CREATED_KINDS[operation], name, claimed_version))
-        if operation in _WRITTEN_KINDS and store.recorder is not None:
-            output = Object(_WRITTEN_KINDS[operation], name, claimed_version)
-            store.recorder.add_output(connection, output)
+        if operation in _WRITTEN_OBJECTS:
+            object_kind = _WRITTEN_OBJECTS[operation].table.object_kind
+            output = Object(object_kind, name, claimed_version)
+            if operation in _CREATED_OBJECTS:
+                origins.begin(connection, output)
+            if store.recorder is not None:
+                store.recorder.add_output(connection, output)
     return claimed_version
 
 
@@ -270,7 +266,7 @@ def _end_intent(store: Store, write: InFlight, *, needs_resolution: bool) -> boo
 
     Errors are suppressed, since the write already has a result or an error.
     """
-    key = store.registry.url, write.intent
+    key = store.location, write.intent
     # Added first, so that the intent remains pending even if Ctrl-C interrupts its resolution.
     _pending_intents.add(key)
     write.remove_rows()

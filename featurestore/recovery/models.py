@@ -10,48 +10,70 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
-from featurestore.model.arguments import check_version
 from featurestore.model.json_object import seal
-from featurestore.model.paths import MODEL_FILE, StorePaths, parse_version_directory
+from featurestore.model.paths import MODEL_FILE, StorePaths
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
     ModelAnnotations,
     ModelSpec,
 )
-from featurestore.recovery.liveness import versions_in_flight
+from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry.artifacts import models
-from featurestore.registry.rows import lock
 from featurestore.storage import files, revisions
 
-REGISTER, REMOVE = "enter", "leave"
+
+class RegisteredModels(VersionedObjects[ModelSpec]):
+    """Model files with their artifacts; predictions may refer to a version."""
+
+    table = models
+    creation, removal = "enter", "leave"
+    folder = "models"
+    file_name = MODEL_FILE
+    exists_error = ModelExists
+    registered_from = "files"
+    unpublished = f"it has no {MODEL_FILE}"
+
+    def read(self, directory: str, name: str, version: int) -> ModelSpec:
+        path = self.published_file(directory)
+        if not files.exists(path):
+            raise ModelDamaged(f"{directory!r} has no {MODEL_FILE}.", hint="restore the directory")
+        spec = ModelSpec.from_bytes(files.read_bytes(path), path=path)
+        if (spec.name, spec.version) != (name, version):
+            raise ModelDamaged(
+                f"{directory!r} contains the model {spec.name!r} version {spec.version}.",
+                hint="restore the directory",
+            )
+        return spec
+
+    def register(
+        self, connection: Connection, directory: str, name: str, version: int
+    ) -> ModelSpec:
+        spec = self.read(directory, name, version)
+        models.add(connection, spec, read_annotations(directory))
+        return spec
+
+    def register_annotations(
+        self, connection: Connection, directory: str, name: str, version: int
+    ) -> None:
+        """Update stage and tags of a registered model from its newest annotations.
+
+        The lock makes the last registration that of the newest annotations.
+        """
+        self.table.lock_version(connection, name, version)
+        models.annotate(connection, name, version, read_annotations(directory))
+
+    def _used_versions(self, connection: Connection, paths: StorePaths, name: str) -> set[int]:
+        # Numbers of deleted versions with stored predictions are not used again, because the
+        # predictions refer to them.
+        used_versions = super()._used_versions(connection, paths, name)
+        return used_versions.union(models.used_versions(connection, name))
+
+    def _claim_directory(self, connection: Connection, directory: str, run: str) -> bool:
+        # Of several registries, the first that publishes its model file succeeds.
+        return True
 
 
-def model_file(directory: str) -> str:
-    """Return the path of the model file in a version directory."""
-    return os.path.join(directory, MODEL_FILE)
-
-
-def is_model(directory: str) -> bool:
-    """Return True if a version directory contains a model file."""
-    return files.exists(model_file(directory))
-
-
-def read(directory: str, name: str, version: int) -> ModelSpec:
-    """Read the model specification in a version directory.
-
-    Raises:
-        ModelDamaged: The model is missing, damaged, or has another name or version.
-    """
-    path = model_file(directory)
-    if not files.exists(path):
-        raise ModelDamaged(f"{directory!r} has no {MODEL_FILE}.", hint="restore the directory")
-    spec = ModelSpec.from_bytes(files.read_bytes(path), path=path)
-    if (spec.name, spec.version) != (name, version):
-        raise ModelDamaged(
-            f"{directory!r} contains the model {spec.name!r} version {spec.version}.",
-            hint="restore the directory",
-        )
-    return spec
+MODELS = RegisteredModels()
 
 
 def read_annotations(directory: str) -> ModelAnnotations:
@@ -87,59 +109,3 @@ def _translate_damage(path: str) -> AbstractContextManager[None]:
 
 def _parse_annotations(content: Any) -> ModelAnnotations:
     return ModelAnnotations() if content is None else ModelAnnotations.from_json(content)
-
-
-def register(connection: Connection, directory: str, name: str, version: int) -> None:
-    """Register the model in a version directory."""
-    models.add(connection, read(directory, name, version), read_annotations(directory))
-
-
-def register_annotations(connection: Connection, directory: str, name: str, version: int) -> None:
-    """Update stage and tags of a registered model from its newest annotations.
-
-    The lock makes the last registration that of the newest annotations.
-    """
-    models.lock_version(connection, name, version)
-    models.annotate(connection, name, version, read_annotations(directory))
-
-
-def unregister(connection: Connection, name: str, version: int) -> None:
-    """Remove a model version from the registry."""
-    models.remove(connection, name, version)
-
-
-def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove the files of a version, starting with the model file.
-
-    After a crash, a directory without a model file is not mistaken for a model.
-    """
-    directory = paths.model(name, version)
-    files.remove(model_file(directory), below=paths.location)
-    files.remove(directory, below=paths.location)
-
-
-def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
-    """Claim a version for registration, by default the next free version, and return it.
-
-    Raises:
-        ModelExists: The version exists, or another process is writing it.
-    """
-    if version is not None:
-        check_version(version)
-    lock(connection, f"model/{name}")
-    # Numbers of deleted versions with stored predictions are not used again, because the
-    # predictions refer to them.
-    used_versions = {*models.versions(connection, name), *models.used_versions(connection, name)}
-    for operation in (REGISTER, REMOVE):
-        used_versions.update(versions_in_flight(connection, location, operation, name))
-    paths = StorePaths(location)
-    # Directories without a registration are left by crashes or by a lost registry.
-    entries = map(parse_version_directory, files.list_directory(paths.model_versions(name)))
-    used_versions.update(entry for entry in entries if entry is not None)
-    candidate = max(used_versions, default=0) + 1 if version is None else version
-    if candidate in used_versions:
-        raise ModelExists(
-            f"Version {candidate} of model {name!r} exists or is being written.",
-            hint="omit version= to create the next one",
-        )
-    return candidate

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
@@ -17,15 +18,13 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.model.times import utc_now
 from featurestore.recovery import liveness, record_files
+from featurestore.recovery.datasets import DATASETS
+from featurestore.recovery.groups import GROUPS
 from featurestore.recovery.liveness import versions_in_flight
-from featurestore.recovery.recover import (
-    DATASETS,
-    GROUPS,
-    MODELS,
-    VIEWS,
-    VersionKind,
-    recover,
-)
+from featurestore.recovery.models import MODELS
+from featurestore.recovery.recover import recover
+from featurestore.recovery.versioned import VersionedObjects
+from featurestore.recovery.views import VIEWS
 from featurestore.registry import Registry, featuregroups, open_registry, origins, search_documents
 from featurestore.registry.opening import REGISTRY_FILE
 from featurestore.registry.tables import metadata
@@ -261,27 +260,25 @@ def _restore_versions(
     connection: Connection,
     location: str,
     report: RebuildReport,
-    version_kind: VersionKind,
+    objects: VersionedObjects[Any],
     restore: Restore | None = None,
 ) -> None:
-    """Register all published versions of a kind, and report the incomplete versions."""
-    references: list[str] = getattr(report, version_kind.folder)
+    """Register all published versions of objects, and report the incomplete versions."""
+    references: list[str] = getattr(report, objects.folder)
     for name, version, path in _iterate_versions(
-        getattr(StorePaths(location), version_kind.folder), report
+        getattr(StorePaths(location), objects.folder), report
     ):
         with _rollback_on_error(connection, path, report):
-            if version_kind.is_published(path):
-                spec = version_kind.register(connection, path, name, version)
+            if objects.is_published(path):
+                spec = objects.register(connection, path, name, version)
                 if restore is not None and isinstance(spec, FeatureGroupSpec):
                     featuregroups.rewind(
                         connection, name, version, delta_version=latest_version(path)
                     )
                     restore(connection, spec, path)
                 references.append(f"{name}@v{version}")
-            elif version not in versions_in_flight(
-                connection, location, version_kind.intents[0], name
-            ):
-                report.unreadable.append((path, version_kind.unpublished))
+            elif version not in versions_in_flight(connection, location, objects.creation, name):
+                report.unreadable.append((path, objects.unpublished))
 
 
 @contextmanager

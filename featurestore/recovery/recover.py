@@ -1,7 +1,7 @@
 """Recovery at connect: resolution of intents that dead processes left.
 
 To resolve an intent, published data is registered, or unpublished data is removed. The steps are
-the same for all kinds of versions; ``VersionKind`` has the functions that differ.
+the same for all versioned objects.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidName, StorageError
-from featurestore.model.paths import MODEL_FILE, VIEW_FILE, StorePaths
-from featurestore.recovery import claims, datasets, groups, liveness, models, views
+from featurestore.model.paths import StorePaths
+from featurestore.recovery import claims, liveness
+from featurestore.recovery.datasets import DATASETS
+from featurestore.recovery.groups import GROUPS
 from featurestore.recovery.liveness import Store
+from featurestore.recovery.models import MODELS
+from featurestore.recovery.versioned import VersionedObjects
+from featurestore.recovery.views import VIEWS
 from featurestore.registry import intents
 from featurestore.storage import files, storage_for
 
@@ -25,100 +29,11 @@ _INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")
 
 
-@dataclass(frozen=True)
-class VersionKind:
-    """The recovery functions for one kind of versioned object.
-
-    A version is a directory. It is published when its directory contains a specific file, such as
-    the manifest of a dataset.
-
-    Attributes:
-        intents: The intent kinds of writes; the first kind creates a version.
-        removal: The intent kind of a removal.
-        folder: The property of ``StorePaths`` with the folder of all versions.
-        directory: Returns the directory of a version.
-        is_published: Returns True if the directory contains a published version.
-        register: Registers a published version.
-        unregister: Removes a version from the registry.
-        remove_files: Removes the files of a version, starting with the file that publishes it.
-        registered_from: The source of the registration, for messages.
-        content: The content that publishes a version, for messages.
-        unpublished: The reason why a rebuild does not register a directory, for messages.
-        is_revocable: Whether a version is claimed by a single export, which is revoked before its
-            files are removed.
-    """
-
-    intents: tuple[str, ...]
-    removal: str
-    folder: str
-    directory: Callable[[StorePaths, str, int], str]
-    is_published: Callable[[str], bool]
-    register: Callable[[Connection, str, str, int], object]
-    unregister: Callable[[Connection, str, int], None]
-    remove_files: Callable[[StorePaths, str, int], None]
-    registered_from: str
-    content: str
-    unpublished: str
-    is_revocable: bool = False
-
-
-GROUPS = VersionKind(
-    intents=("create", "write", "reclaim"),
-    removal="delete",
-    folder="featuregroups",
-    directory=StorePaths.featuregroup,
-    is_published=groups.is_group,
-    register=groups.register,
-    unregister=groups.unregister,
-    remove_files=groups.remove_files,
-    registered_from="table",
-    content="rows",
-    unpublished="it is not a Delta table with a data commit",
-)
-DATASETS = VersionKind(
-    intents=(datasets.EXPORT,),
-    removal=datasets.REMOVE,
-    folder="training_datasets",
-    directory=StorePaths.training_dataset,
-    is_published=datasets.is_finished,
-    register=datasets.register_from_files,
-    unregister=datasets.unregister,
-    remove_files=datasets.remove_files,
-    registered_from="manifest",
-    content="manifest",
-    unpublished="it has no manifest",
-    is_revocable=True,
-)
-VIEWS = VersionKind(
-    intents=(views.DEFINE,),
-    removal=views.UNDEFINE,
-    folder="feature_views",
-    directory=StorePaths.feature_view,
-    is_published=views.is_view,
-    register=views.register_from_files,
-    unregister=views.unregister,
-    remove_files=views.remove_files,
-    registered_from="file",
-    content="file",
-    unpublished=f"it has no {VIEW_FILE}",
-)
-MODELS = VersionKind(
-    intents=(models.REGISTER,),
-    removal=models.REMOVE,
-    folder="models",
-    directory=StorePaths.model,
-    is_published=models.is_model,
-    register=models.register,
-    unregister=models.unregister,
-    remove_files=models.remove_files,
-    registered_from="files",
-    content="file",
-    unpublished=f"it has no {MODEL_FILE}",
-)
-_KINDS = {
-    intent: version_kind
-    for version_kind in (GROUPS, DATASETS, VIEWS, MODELS)
-    for intent in (*version_kind.intents, version_kind.removal)
+VERSIONED: tuple[VersionedObjects[Any], ...] = (GROUPS, DATASETS, VIEWS, MODELS)
+_BY_INTENT = {
+    intent: objects
+    for objects in VERSIONED
+    for intent in (objects.creation, *objects.writes, objects.removal)
 }
 
 
@@ -171,8 +86,8 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
     outcome = "removed its staged files"
     try:
         stage = paths.stage(intent.run_id)
-        if intent.kind in _KINDS:
-            outcome = _resolve_version(connection, paths, intent, _KINDS[intent.kind])
+        if intent.kind in _BY_INTENT:
+            outcome = _resolve_version(connection, paths, intent, _BY_INTENT[intent.kind])
     except (InvalidName, InvalidArgument) as error:
         # An invalid row was not written by this library and must never cause the removal of files.
         intents.end(connection, intent.run_id)
@@ -187,30 +102,35 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
 
 
 def _resolve_version(
-    connection: Connection, paths: StorePaths, intent: intents.Intent, version_kind: VersionKind
+    connection: Connection,
+    paths: StorePaths,
+    intent: intents.Intent,
+    objects: VersionedObjects[Any],
 ) -> str:
     """Finish a removal, register a published version, or remove an incomplete one."""
     name, version = intent.name, intent.version
-    directory = version_kind.directory(paths, name, version)
-    if intent.kind == version_kind.removal:
-        version_kind.unregister(connection, name, version)
-        version_kind.remove_files(paths, name, version)
-        if version_kind.is_revocable:
-            claims.release(directory, below=paths.location)
+    directory = objects.directory(paths, name, version)
+    if intent.kind == objects.removal:
+        objects.unregister(connection, name, version)
+        objects.remove(paths, name, version)
         return "finished"
-    if version_kind.is_published(directory):
-        version_kind.register(connection, directory, name, version)
-        return f"registered from its {version_kind.registered_from}"
-    # Only the first kind creates the version. Other writes must never remove an existing version.
-    if intent.kind != version_kind.intents[0]:
+    if objects.is_published(directory):
+        objects.register(connection, directory, name, version)
+        return f"registered from its {objects.registered_from}"
+    # Writes to an existing version must never remove it.
+    if intent.kind != objects.creation:
         return "nothing to do"
     is_local = liveness.is_on_this_machine(paths.location, intent.owner)
-    if version_kind.is_revocable and not claims.revoke(directory, is_certainly_dead=is_local):
-        return "kept for a day, because it was about to be published"
-    if version_kind is GROUPS and liveness.is_on_another_machine(paths.location, intent.owner):
-        claims.abandon(directory)
-    version_kind.remove_files(paths, name, version)
-    return f"removed, because it had no {version_kind.content} yet"
+    if objects.is_revocable:
+        if not claims.revoke(directory, is_certainly_dead=is_local):
+            return "kept for a day, because it was about to be published"
+        # The claim remains, so that no other export gets the version.
+        objects.remove_files(paths, name, version)
+    else:
+        if objects is GROUPS and liveness.is_on_another_machine(paths.location, intent.owner):
+            claims.abandon(directory)
+        objects.remove(paths, name, version)
+    return f"removed, because it had no {objects.content} yet"
 
 
 def remove_unclaimed_stages(store: Store) -> list[str]:

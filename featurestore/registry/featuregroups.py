@@ -24,7 +24,7 @@ from featurestore.registry.tables import contains_text, featuregroups, features,
 KIND = "featuregroup"
 # A search usually needs the first rows of a query.
 _ROWS_READ_AT_ONCE = 100
-_TABLE = VersionedTable(
+TABLE = VersionedTable(
     object_kind=KIND,
     noun="feature group",
     table=featuregroups,
@@ -34,10 +34,10 @@ _TABLE = VersionedTable(
     suggest=suggest_group,
     list_command="featurestore fg list",
 )
-versions, names, remove = _TABLE.versions, _TABLE.names, _TABLE.remove
-unregistered_error = _TABLE.unregistered_error
-list_keys = _TABLE.list_all
-lock_version = _TABLE.lock_version
+versions, names, remove = TABLE.versions, TABLE.names, TABLE.remove
+unregistered_error = TABLE.unregistered_error
+list_keys = TABLE.list_all
+lock_version = TABLE.lock_version
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def add(
         FeatureGroupExists: Another table is registered as this version.
     """
     lock_version(connection, spec.name, spec.version)
-    existing = _TABLE.row(connection, spec.name, spec.version)
+    existing = TABLE.row(connection, spec.name, spec.version)
     if existing is not None and existing.table_id == table_id:
         advance(connection, spec.name, spec.version, delta_version=delta_version, spec=spec)
         return int(existing.id)
@@ -132,7 +132,7 @@ def add(
 
 def find(connection: Connection, name: str, version: int | None = None) -> RegisteredGroup | None:
     """Return a version (None: the latest), or None if it does not exist."""
-    row = _TABLE.row(connection, name, version)
+    row = TABLE.row(connection, name, version)
     return None if row is None else _to_registered_group(row)
 
 
@@ -144,7 +144,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     """
     group = find(connection, name, version)
     if group is None:
-        raise _TABLE.missing(connection, name, version)
+        raise TABLE.missing(connection, name, version)
     return group
 
 
@@ -221,7 +221,7 @@ def advance(
     Other fields of the spec are not changed, since a write may have read an earlier definition. If
     the Delta version is older than the recorded one, only the columns are updated.
     """
-    row = _TABLE.row_for_update(connection, name, version)
+    row = TABLE.row_for_update(connection, name, version)
     if row is None:
         return
     # Concurrent writers may register their commits in another order.
@@ -250,7 +250,7 @@ def rewind(connection: Connection, name: str, version: int, *, delta_version: in
 
 def redefine(connection: Connection, spec: FeatureGroupSpec) -> None:
     """Replace the definition of a registered version by that of its table."""
-    row = _TABLE.row_for_update(connection, spec.name, spec.version)
+    row = TABLE.row_for_update(connection, spec.name, spec.version)
     if row is None:
         return
     text = json.dumps(spec.to_json())
@@ -282,7 +282,7 @@ def describe(
     descriptions: Mapping[str, str],
 ) -> None:
     """Set the descriptions of a version and its features."""
-    row = _TABLE.row_for_update(connection, name, version)
+    row = TABLE.row_for_update(connection, name, version)
     if row is not None:
         is_of_group = features.c.featuregroup_id == row.id
         has_description = sa.and_(is_of_group, features.c.description != "")

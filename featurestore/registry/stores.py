@@ -239,8 +239,8 @@ def _find_row(
     if reference is not None:
         condition = _stores.c.id == reference.store
     # The columns of the table itself, which cost no further statement.
-    query = sa.select(sa.literal_column("*")).select_from(_stores).where(condition)
-    result = connection.execute(query)
+    every_column: sa.ColumnClause[str] = sa.literal_column("*")
+    result = connection.execute(sa.select(every_column).select_from(_stores).where(condition))
     if set(result.keys()) != set(_stores.columns.keys()):
         url = strip_secrets(connection.engine.url)
         raise RegistryDamaged(

@@ -32,7 +32,7 @@ def _suggest_dataset(name: str, names: list[str]) -> str | None:
     return did_you_mean(name, names, write="{!r}")
 
 
-_TABLE = VersionedTable(
+TABLE = VersionedTable(
     object_kind=KIND,
     noun="training dataset",
     table=training_datasets,
@@ -42,7 +42,7 @@ _TABLE = VersionedTable(
     suggest=_suggest_dataset,
     list_command="featurestore td list",
 )
-versions, remove, lock_version = _TABLE.versions, _TABLE.remove, _TABLE.lock_version
+versions, remove, lock_version = TABLE.versions, TABLE.remove, TABLE.lock_version
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
     Raises:
         TrainingDatasetExists: The version is already registered.
     """
-    if _TABLE.row(connection, dataset.name, dataset.version) is not None:
+    if TABLE.row(connection, dataset.name, dataset.version) is not None:
         raise TrainingDatasetExists(
             f"Training dataset {dataset.name!r} version {dataset.version} already exists.",
             hint="use version=None for the next version",
@@ -151,7 +151,7 @@ def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
 
 def find(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset | None:
     """Return a version (None: the latest), or None if it does not exist."""
-    row = _TABLE.row(connection, name, version)
+    row = TABLE.row(connection, name, version)
     return None if row is None else _to_registered_datasets(connection, [row])[0]
 
 
@@ -163,7 +163,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     """
     dataset = find(connection, name, version)
     if dataset is None:
-        raise _TABLE.missing(connection, name, version)
+        raise TABLE.missing(connection, name, version)
     return dataset
 
 

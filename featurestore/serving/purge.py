@@ -16,7 +16,7 @@ from functools import partial
 from featurestore.errors import PublicationSuperseded, PublishedStateDamaged
 from featurestore.model.online_store import EMBEDDED
 from featurestore.plugins.online import OnlineStore
-from featurestore.recovery import views
+from featurestore.recovery.views import VIEWS
 from featurestore.registry.artifacts import feature_views
 from featurestore.serving.columns import PREFIX_BYTES
 from featurestore.serving.ownership import PublisherLease, find_origin, is_held, is_own_state
@@ -201,7 +201,7 @@ class _Purge:
 
     def _needed_prefixes(self, view: PublishedView, state: ViewState) -> set[bytes]:
         """Return the prefixes that a view in the registry needs, also during its publication."""
-        spec = views.read(
+        spec = VIEWS.read(
             self._session.paths.feature_view(view.name, view.version), view.name, view.version
         )
         groups = {*state.groups, *[(feature.group, feature.version) for feature in spec.features]}

@@ -9,7 +9,8 @@ from featurestore.errors import FeatureStoreError, InvalidArgument, UsedByModel,
 from featurestore.model.arguments import warn_caller
 from featurestore.model.display import Listing
 from featurestore.model.featuregroup import check_tags
-from featurestore.recovery import datasets, liveness, recover, remove_unclaimed_stages
+from featurestore.recovery import liveness, recover, remove_unclaimed_stages
+from featurestore.recovery.datasets import DATASETS
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import training_datasets
 from featurestore.registry.artifacts import models
@@ -85,16 +86,15 @@ def remove(session: Session, name: str, version: int, *, force: bool = False) ->
             f"{model_names}.",
             hint=f"delete_training_dataset({name!r}, version={version}, force=True)",
         )
-    with in_flight(session, operation="remove", name=name, version=version) as run:
+    with in_flight(session, operation=DATASETS.removal, name=name, version=version) as run:
         # Unregistered first: from the commit on no reader finds the version, and recovery completes
         # an interrupted removal of the files.
         with session.registry.transaction() as connection:
-            datasets.unregister(connection, name, version)
+            DATASETS.unregister(connection, name, version)
         # The version is already deleted. A failure to remove files is a warning, and recovery
         # repeats it.
         with warn_after_publication(f"The deletion of training dataset {name!r} version {version}"):
-            datasets.remove_files(session.paths, name, version)
-            datasets.release(session.paths, name, version)
+            DATASETS.remove(session.paths, name, version)
             run.registered = True
 
 
@@ -109,7 +109,7 @@ def clean_all(session: Session) -> list[str]:
     # registration yet.
     for name in files.list_directory(session.paths.training_datasets):
         with session.registry.transaction() as connection:
-            actions += datasets.remove_abandoned_exports(connection, session.location, name)
+            actions += DATASETS.remove_abandoned(connection, session.location, name)
     actions += remove_unclaimed_stages(session)
     liveness.remove_expired_leases(session.location)
     return actions
@@ -118,7 +118,7 @@ def clean_all(session: Session) -> list[str]:
 def _open(session: Session, registration: RegisteredDataset) -> TrainingDataset:
     directory = session.training_dataset_path(registration.name, registration.version)
     return TrainingDataset(
-        directory, datasets.read(directory, registration.name, registration.version), session
+        directory, DATASETS.read(directory, registration.name, registration.version), session
     )
 
 
@@ -177,4 +177,4 @@ def _change_annotations(
         warn_after_publication(f"The annotations of training dataset {dataset.name!r}"),
         session.registry.transaction() as connection,
     ):
-        datasets.register_annotations(connection, dataset.path, dataset.manifest)
+        DATASETS.register_annotations(connection, dataset.path, dataset.manifest)

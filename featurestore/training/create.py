@@ -30,11 +30,10 @@ from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.format import find_format
 from featurestore.readers.shardfiles import check_shards
-from featurestore.recovery import claims, datasets
+from featurestore.recovery import claims
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import check_source_files, pin_sources
-from featurestore.registry import artifacts
-from featurestore.registry.training_datasets import KIND
+from featurestore.registry import artifacts, training_datasets
 from featurestore.session import Session
 from featurestore.storage import files, storage_for
 from featurestore.storage.failures import warn_after_publication
@@ -118,7 +117,7 @@ def create(
         # it is a warning.
         with warn_after_publication(f"Training dataset {training.name!r} version {run.version}"):
             with session.registry.transaction() as connection:
-                datasets.register(connection, manifest)
+                training_datasets.register(connection, manifest)
             run.registered = True
             _register_report(session, report, manifest)
     return TrainingDataset(directory, manifest, session)
@@ -295,7 +294,7 @@ def _register_report(session: Session, report: ValidationReport | None, manifest
         return
     report = replace(report, version=manifest.version, run_id=manifest.run_id)
     with session.registry.transaction() as connection:
-        artifacts.add_validation_report(connection, KIND, report_to_json(report))
+        artifacts.add_validation_report(connection, training_datasets.KIND, report_to_json(report))
 
 
 def infer_record_schema(session: Session, df: object) -> dict[str, Any]:

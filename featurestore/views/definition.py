@@ -30,8 +30,8 @@ from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.requests import RequestedFeature, RowsRequest, ViewRequest
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
-from featurestore.recovery import views
 from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.views import VIEWS
 from featurestore.registry.artifacts import feature_views
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec, resolve
@@ -213,10 +213,10 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
     if spec.labels is not None:
         # Checked before the intent: an invalid label must not leave a version behind.
         check_label(spec, retrieve_rows(session, spec, RowsRequest()).columns)
-    with in_flight(session, operation=views.DEFINE, name=spec.name, version=version) as run:
+    with in_flight(session, operation=VIEWS.creation, name=spec.name, version=version) as run:
         view = replace(spec, version=run.version)
         directory = session.paths.feature_view(view.name, view.version)
-        staged = views.view_file(run.staging)
+        staged = VIEWS.published_file(run.staging)
         # The file is complete before it is linked, so readers never see a partial definition.
         files.write_atomically(staged, view.to_bytes())
         files.make_directory(os.path.dirname(directory), durable=True)
@@ -227,7 +227,7 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
         with Publication() as publication:
             # A link fails if the name exists, so that of two processes only one publishes a
             # version.
-            if not publication.link(staged, views.view_file(directory)):
+            if not publication.link(staged, VIEWS.published_file(directory)):
                 raise FeatureViewExists(
                     f"Version {view.version} of feature view {view.name!r} already exists.",
                     hint="omit version= to create the next version",
@@ -236,7 +236,7 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
         # The view is published. Recovery completes the registration if it fails here.
         with warn_after_publication(f"Feature view {view.name!r} version {view.version}"):
             with session.registry.transaction() as connection:
-                views.register(connection, view)
+                feature_views.add(connection, view)
             run.registered = True
     return view
 
@@ -279,12 +279,12 @@ def remove(session: Session, name: str, version: int) -> None:
         raise InvalidArgument("delete_feature_view requires a version.", hint="version=1")
     with session.registry.reading() as connection:
         feature_views.get(connection, name, version)
-    with in_flight(session, operation=views.UNDEFINE, name=name, version=version) as run:
+    with in_flight(session, operation=VIEWS.removal, name=name, version=version) as run:
         # Unregistered first: no reader finds the version from the commit on, and recovery removes
         # the files after a crash.
         with session.registry.transaction() as connection:
-            views.unregister(connection, name, version)
-        views.remove_files(session.paths, name, version)
+            VIEWS.unregister(connection, name, version)
+        VIEWS.remove(session.paths, name, version)
         run.registered = True
 
 
@@ -295,4 +295,4 @@ def list_datasets(session: Session, name: str, version: int) -> list[tuple[str, 
 
 
 def _read_view(session: Session, name: str, version: int) -> FeatureViewSpec:
-    return views.read(session.paths.feature_view(name, version), name, version)
+    return VIEWS.read(session.paths.feature_view(name, version), name, version)

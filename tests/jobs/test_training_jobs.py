@@ -63,9 +63,9 @@ DEATHS = {
     "in the function": (),
     "before the shards": ("featurestore.training.create:export",),
     "before the manifest": ("featurestore.training.create:publish",),
-    "before the registry": ("featurestore.recovery.datasets:register",),
+    "before the registry": ("featurestore.registry.training_datasets:register",),
     "before old versions go": ("featurestore.jobs.training_jobs:_delete_old_versions",),
-    "while an old version goes": ("featurestore.registry.training_datasets:remove",),
+    "while an old version goes": ("featurestore.recovery.claims:release",),
     "before the watermark": ("featurestore.jobs.run:_end_run",),
 }
 

@@ -11,7 +11,8 @@ import pytest
 import featurestore
 from featurestore import FeatureStore
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, TrainingDatasetNotFound
-from featurestore.recovery import datasets, liveness
+from featurestore.recovery import liveness
+from featurestore.recovery.datasets import DATASETS
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import artifacts, intents
 from featurestore.registry.training_datasets import KIND
@@ -25,7 +26,7 @@ def test_unregistered_finished_dataset_is_recovered(flights_copy: FeatureStore) 
     dataset = flights_copy.get_training_dataset("late_flights")
     registry = flights_copy.session.registry
     with registry.transaction() as connection:
-        datasets.unregister(connection, "late_flights", 1)
+        DATASETS.unregister(connection, "late_flights", 1)
     leave_dead(flights_copy, "export", 1)
     again = featurestore.connect(flights_copy.location)
     assert again.get_training_dataset("late_flights").manifest == dataset.manifest

@@ -30,6 +30,7 @@ from featurestore.model.registered_model import (
 )
 from featurestore.recovery import models as directories
 from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.models import MODELS
 from featurestore.registry.artifacts import models as index
 from featurestore.session import Session
 from featurestore.storage import files
@@ -284,7 +285,7 @@ def publish(
     Raises:
         ModelExists: The version exists, or another process is writing it.
     """
-    with in_flight(session, operation=directories.REGISTER, name=spec.name, version=version) as run:
+    with in_flight(session, operation=MODELS.creation, name=spec.name, version=version) as run:
         directory = session.paths.model(spec.name, run.version)
         files.make_directory(directory, durable=True)
         # All files are complete before ``model.json`` appears; a directory without it is not a
@@ -296,14 +297,14 @@ def publish(
         directories.write_annotations(directory, annotations)
         relative = os.path.relpath(target, directory)
         published_spec = replace(spec, version=run.version, artifact=relative, files=copied)
-        staged = directories.model_file(run.staging)
+        staged = MODELS.published_file(run.staging)
         files.write_atomically(staged, published_spec.to_bytes())
         # Another process may have considered this one dead and removed its files.
         run.check_intent()
         with Publication() as publication:
             # Creating the link fails if the file exists, so only one of two concurrent writers
             # succeeds.
-            if not publication.link(staged, directories.model_file(directory)):
+            if not publication.link(staged, MODELS.published_file(directory)):
                 raise ModelExists(
                     f"Version {published_spec.version} of model {published_spec.name!r} already exists."
                 )
@@ -336,7 +337,7 @@ def get(session: Session, name: str, version: int | None, *, stage: str | None =
     with session.registry.reading() as connection:
         model_key = index.get(connection, name, version, stage=stage)
     session.record_read(index.object_kind, *model_key)
-    return directories.read(session.paths.model(*model_key), *model_key)
+    return MODELS.read(session.paths.model(*model_key), *model_key)
 
 
 def every(
@@ -350,7 +351,7 @@ def every(
     specs = []
     for model_key in model_keys:
         try:
-            specs.append(directories.read(session.paths.model(*model_key), *model_key))
+            specs.append(MODELS.read(session.paths.model(*model_key), *model_key))
         except FeatureStoreError as error:
             # A damaged version must not hide the others.
             message = f"The model {model_key[0]} version {model_key[1]} is skipped: {error.message}"
@@ -367,19 +368,19 @@ def describe(session: Session, spec: ModelSpec, fields: JsonMapping) -> None:
     )
     subject = f"The annotations of model {spec.name!r} version {spec.version}"
     with warn_after_publication(subject), session.registry.transaction() as connection:
-        directories.register_annotations(connection, directory, spec.name, spec.version)
+        MODELS.register_annotations(connection, directory, spec.name, spec.version)
 
 
 def remove(session: Session, name: str, version: int) -> None:
     """Delete a version; its predictions remain."""
     with session.registry.reading() as connection:
         index.get(connection, name, version)
-    with in_flight(session, operation=directories.REMOVE, name=name, version=version) as run:
+    with in_flight(session, operation=MODELS.removal, name=name, version=version) as run:
         with session.registry.transaction() as connection:
             # Remove the index entry first, so that no process finds a version whose files are being
             # deleted.
-            directories.unregister(connection, name, version)
-        directories.remove_files(session.paths, name, version)
+            MODELS.unregister(connection, name, version)
+        MODELS.remove(session.paths, name, version)
         run.registered = True
 
 

@@ -32,7 +32,7 @@ from featurestore.model.monitor import (
 from featurestore.model.names import check_name, parse_group_reference
 from featurestore.model.times import parse_duration, parse_version_or_moment
 from featurestore.monitoring.metrics import Quality, check_metrics
-from featurestore.recovery import models as directories
+from featurestore.recovery.models import MODELS
 from featurestore.registry.artifacts import models
 from featurestore.session import Session
 
@@ -362,7 +362,7 @@ def build_quality(
         model_version = models.get(connection, watched.model, watched.version)
     label = watched.label
     if label is None:
-        spec = directories.read(session.paths.model(*model_version), *model_version)
+        spec = MODELS.read(session.paths.model(*model_version), *model_version)
         if len(spec.label) != 1:
             raise InvalidJob(
                 f"Model {watched.model!r} has {len(spec.label)} labels, so label= must name the "

@@ -22,12 +22,39 @@ JsonMapping: TypeAlias = Mapping[str, Any]
 JsonDict: TypeAlias = dict[str, Any]
 MAX_INT64 = 2**63 - 1
 
+MAX_REPR = 60  # characters of a value in an error
+
 CHECKSUM = "checksum"
 LINE_CHECKSUM_LENGTH = 16  # of hexadecimal digits
 
 
 class MalformedJson(ValueError):
-    """Error for a missing value or a value of the wrong type; the message names its path."""
+    """Error for a missing value or a value of the wrong type; the message names its path.
+
+    Args:
+        problem: What is wrong, or the whole message without a path.
+        path: The path of the value, "" for the document; None: the error names no value.
+
+    >>> str(MalformedJson("is missing", path="rows").within("splits[0]"))
+    'splits[0].rows is missing'
+    """
+
+    def __init__(self, problem: str, path: str | None = None) -> None:
+        super().__init__(problem, path)
+        self.problem = problem
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            self.problem if self.path is None else f"{self.path or 'the document'} {self.problem}"
+        )
+
+    def within(self, parent: str) -> MalformedJson:
+        """Return the error with the path of the object or array that contains the value."""
+        if self.path is None:
+            return self
+        separator = "." if parent and self.path and not self.path.startswith("[") else ""
+        return MalformedJson(self.problem, f"{parent}{separator}{self.path}")
 
 
 @contextmanager
@@ -75,7 +102,7 @@ class JsonObject:
     def from_value(cls, value: object, path: str = "") -> JsonObject:
         """Return a value as a JsonObject; raise MalformedJson for other types."""
         if not isinstance(value, Mapping):
-            raise MalformedJson(f"{path or 'the document'} is {_short_repr(value)}, not an object")
+            raise wrong_value_error(value, "an object", path=path)
         return cls(value, path)
 
     def __contains__(self, name: str) -> bool:
@@ -84,7 +111,7 @@ class JsonObject:
     def get(self, name: str) -> Any:
         """Return a required value of any type."""
         if name not in self.data:
-            raise MalformedJson(f"{self._path_of(name)} is missing")
+            raise MalformedJson("is missing", self._path_of(name))
         return self.data[name]
 
     def text(self, name: str) -> str:
@@ -180,12 +207,18 @@ class JsonObject:
 
     def wrong_type_error(self, name: str, expected: str) -> MalformedJson:
         """Return the error for a value of a wrong type."""
-        return MalformedJson(
-            f"{self._path_of(name)} is {_short_repr(self.data.get(name))}, not {expected}"
-        )
+        return wrong_value_error(self.data.get(name), expected, path=self._path_of(name))
 
     def _path_of(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
+
+
+def wrong_value_error(value: object, expected: str, *, path: str = "") -> MalformedJson:
+    """Return the error for a value that is not ``expected``, such as "a string"."""
+    text = repr(value)
+    if len(text) > MAX_REPR:
+        text = f"{text[: MAX_REPR - 3]}..."
+    return MalformedJson(f"is {text}, not {expected}", path)
 
 
 def check_format(format_number: object, newest: int, *, subject: str) -> None:
@@ -281,11 +314,6 @@ def float_value(value: float) -> float | str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
-
-
-def _short_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _serialize(data: JsonMapping) -> bytes:

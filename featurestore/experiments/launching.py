@@ -309,7 +309,7 @@ def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
             strategy=strategy,
             without=frozenset(record.settings["without"]),
             without_layers=frozenset(record.settings["without_layers"]),
-            fold=Fold.from_json(record.settings.get("fold")),
+            fold=Fold.of_run(record.settings),
             checkpoint=newest,
         )
         # TF_CONFIG contains the index within the role, not the number of the process.

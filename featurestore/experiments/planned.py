@@ -19,6 +19,7 @@ from featurestore.experiments.tasks import Fold
 from featurestore.experiments.trials import Proposal, TrialPool
 from featurestore.model import display
 from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.records import Record
 from featurestore.model.run_record import RunRecord
 from featurestore.plugins.launcher import find_launcher
 from featurestore.storage import files
@@ -135,7 +136,7 @@ def cross_validate(
         )
     plan: list[Proposal] = []
     for number in range(folds):
-        fold: JsonDict = vars(Fold(split, held_out, number, folds))
+        fold: JsonDict = Fold(split, held_out, number, folds).to_json()
         settings = {"fold": fold}
         plan.append(Proposal(number, request.params or {}, seed=request.seed, settings=settings))
     study_settings = {"folds": folds, "split": split, "held_out": held_out}
@@ -284,7 +285,7 @@ class Component:
 
 
 @dataclass(frozen=True)
-class ComponentEffect:
+class ComponentEffect(Record):
     """The effect of removing a component: how much worse the metric becomes.
 
     ``mean`` averages the repeats, each compared with the full model of the same seed. ``low`` and
@@ -309,10 +310,6 @@ class ComponentEffect:
         if self.low is None or self.high is None:
             return "no interval"
         return f"[{self.low:+.4g}, {self.high:+.4g}]"
-
-    def to_json(self) -> JsonDict:
-        """Return the effect as a JSON object."""
-        return {**vars(self), "values": list(self.values)}
 
 
 def components(

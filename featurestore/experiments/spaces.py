@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featurestore.arrow.lists import as_list
-from featurestore.errors import InvalidArgument, did_you_mean, missing_extra
+from featurestore.errors import InvalidArgument, RunDamaged, did_you_mean, missing_extra
 from featurestore.experiments.functions import check_params
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject, MalformedJson
+from featurestore.model.records import Record
 
 # Differential evolution, which Optuna does not have: population, differential weight, crossover
 # rate.
@@ -89,7 +90,7 @@ def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Record):
     """Numbers from ``low`` to ``high`` inclusive; integers if ``whole``, log-scaled if ``log``."""
 
     low: float
@@ -133,14 +134,14 @@ class Interval:
 
     def to_json(self) -> JsonDict:
         """Return the interval as a JSON object."""
-        return {"kind": "interval", **vars(self)}
+        return {"kind": "interval", **super().to_json()}
 
     def _scaled(self, value: float) -> float:
         return math.log(value) if self.log else float(value)
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Record):
     """A choice among values."""
 
     options: tuple[Any, ...]
@@ -169,10 +170,14 @@ class Choice:
 
     def to_json(self) -> JsonDict:
         """Return the choice as a JSON object."""
-        return {"kind": "choice", "options": list(self.options)}
+        return {"kind": "choice", **super().to_json()}
 
 
 Parameter = Interval | Choice
+_PARAMETER_TYPES: Mapping[str, type[Interval] | type[Choice]] = {
+    "interval": Interval,
+    "choice": Choice,
+}
 Space = Mapping[str, Parameter]
 Params = JsonMapping
 
@@ -204,13 +209,22 @@ def check_space(space: JsonMapping) -> dict[str, Parameter]:
 
 
 def space_from_json(data: JsonMapping) -> dict[str, Parameter]:
-    """Parse the search space of a run record."""
+    """Parse the search space of a run record.
+
+    Raises:
+        RunDamaged: A parameter is neither a choice nor an interval.
+    """
     parameters: dict[str, Parameter] = {}
-    for name, spec in data.items():
-        if spec["kind"] == "choice":
-            parameters[name] = Choice(tuple(spec["options"]))
-        else:
-            parameters[name] = Interval(spec["low"], spec["high"], spec["log"], spec["whole"])
+    try:
+        document = JsonObject.from_value(data, "space")
+        for name in document.data:
+            spec = document.object(name)
+            parameter_type = _PARAMETER_TYPES.get(spec.text("kind"))
+            if parameter_type is None:
+                raise spec.wrong_type_error("kind", "interval or choice")
+            parameters[name] = parameter_type.from_json(spec)
+    except MalformedJson as error:
+        raise RunDamaged(f"The search space of the study is damaged: {error}.") from error
     return parameters
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from featurestore.errors import RunDamaged, RunRunning
 from featurestore.experiments.tasks import CHIEF, Member, has_ended, order_by_severity
 from featurestore.model.display import escape_line
-from featurestore.model.json_object import JsonMapping, JsonObject, MalformedJson
+from featurestore.model.json_object import JsonMapping, MalformedJson
+from featurestore.model.records import Record
 from featurestore.model.run_record import State
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage import files, locks
@@ -58,7 +59,7 @@ _LOST_PEER = (
 
 
 @dataclass(frozen=True)
-class WorkerStatus:
+class WorkerStatus(Record):
     """The status of a worker in one attempt: running, finished, stopped or failed."""
 
     state: State
@@ -120,7 +121,7 @@ def status_path(run: str, number: int) -> str:
 def write_status(task: Task, status: WorkerStatus) -> None:
     """Write the status file of a worker for the driver."""
     # The driver may read the file at any time, so it is replaced atomically.
-    files.replace_json(status_path(task.run, task.number), vars(status))
+    files.replace_json(status_path(task.run, task.number), status.to_json())
 
 
 def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
@@ -129,19 +130,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
     if not files.exists(path):
         return None
     try:
-        data = JsonObject.from_value(files.read_json(path))
-        status = WorkerStatus(
-            state=data.text("state"),  # type: ignore[arg-type]
-            attempt=data.number("attempt"),
-            pid=data.number("pid"),
-            host=data.text("host"),
-            metrics=data.object("metrics").read_values(JsonObject.real),
-            readers=tuple(reader.data for reader in data.objects("readers")),
-            error=data.optional_text("error"),
-            message=data.optional_text("message"),
-            trace=data.optional_text("trace"),
-            saved=data.object("saved").read_values(JsonObject.text),
-        )
+        status = WorkerStatus.from_json(files.read_json(path))
     except MalformedJson as error:
         raise RunDamaged(f"The file {path!r} of a worker is damaged: {error}") from error
     # The file of an earlier attempt remains until the process writes its first status.

@@ -7,12 +7,13 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from featurestore.errors import ManifestMismatch
-from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject
+from featurestore.model.json_object import JsonMapping, JsonObject
+from featurestore.model.records import Range, Record
 
 if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
@@ -84,7 +85,7 @@ def has_ended(exits: Sequence[int | None], team: Sequence[Member]) -> bool:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(Record):
     """A fold of a cross-validation: range ``number`` of ``folds`` equal ranges of the row hash.
 
     ``split`` reads the rows of the other folds, ``held_out`` the rows of this fold.
@@ -93,17 +94,19 @@ class Fold:
     split: str
     held_out: str
     number: int
-    folds: int
+    folds: Annotated[int, Range(2)]
 
     @classmethod
-    def from_json(cls, payload: object) -> Fold | None:
-        """Parse the fold of a JSON object; None for null."""
-        if payload is None:
+    def of_run(cls, settings: JsonMapping) -> Fold | None:
+        """Return the fold in the settings of a run, None if it has none."""
+        if settings.get("fold") is None:
             return None
-        data = JsonObject.from_value(payload, "fold")
-        folds = data.number("folds", minimum=2)
-        number = data.number("number", maximum=folds - 1)
-        return cls(data.text("split"), data.text("held_out"), number, folds)
+        return cls.from_json(JsonObject(settings).object("fold"))
+
+    def check_json(self, data: JsonMapping) -> Fold:
+        """Check that the fold is one of the ``folds``."""
+        JsonObject(data).number("number", maximum=self.folds - 1)
+        return self
 
     def rows(self, split: str, count: int) -> tuple[str, tuple[tuple[int, int], ...] | None]:
         """Return the stored split and the ranges of its canonical rows for a split name.
@@ -125,7 +128,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Record):
     """The task of one process in one attempt of a run.
 
     ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server". ``number`` is the
@@ -140,40 +143,14 @@ class Task:
     number: int = 0
     role: str = WORKER
     worker: int = 0
-    workers: int = 1
-    attempt: int = 1
+    workers: Annotated[int, Range(1)] = 1
+    attempt: Annotated[int, Range(1)] = 1
     seed: int = 0
     strategy: str = "none"
     without: frozenset[str] = frozenset()
     without_layers: frozenset[str] = frozenset()
     fold: Fold | None = None
     checkpoint: str | None = None
-
-    def to_json(self) -> JsonDict:
-        """Return the task as a JSON object."""
-        lists = {name: sorted(getattr(self, name)) for name in ("without", "without_layers")}
-        fold = None if self.fold is None else vars(self.fold)
-        return {**vars(self), **lists, "fold": fold}
-
-    @classmethod
-    def from_json(cls, data: JsonObject) -> Task:
-        """Parse the task of a JSON object."""
-        return cls(
-            run=data.text("run"),
-            params=data.object("params").data,
-            dataset=data.get("dataset"),
-            number=data.number("number"),
-            role=data.text("role"),
-            worker=data.number("worker"),
-            workers=data.number("workers", minimum=1),
-            attempt=data.number("attempt", minimum=1),
-            seed=data.number("seed"),
-            strategy=data.text("strategy"),
-            without=frozenset(data.texts("without")),
-            without_layers=frozenset(data.texts("without_layers")),
-            fold=Fold.from_json(data.get("fold")),
-            checkpoint=data.optional_text("checkpoint"),
-        )
 
     @property
     def serves(self) -> bool:

@@ -253,7 +253,7 @@ class TrialPool:
             seed=trial.seed,
             without=frozenset(trial.settings["without"]),
             without_layers=frozenset(trial.settings["without_layers"]),
-            fold=Fold.from_json(trial.settings.get("fold")),
+            fold=Fold.of_run(trial.settings),
         )
 
     def _end_trial(self, slot: _WorkerSlot) -> RunRecord:

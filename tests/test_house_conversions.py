@@ -140,7 +140,7 @@ EXCEPTIONS = {
     "connectors/featurestore_connectors/sources/typed_columns.py::_storage_array": (
         "texts of exact numbers, of which Arrow refuses to drop digits"
     ),
-    "connectors/featurestore_connectors/sources/warehouses.py::WarehouseSnapshot._bind_window": (
+    "connectors/featurestore_connectors/sources/warehouses.py::WarehouseSnapshot._window_parameters": (
         "times of a window, which are checked before"
     ),
     "connectors/featurestore_connectors/spark_delta/point_in_time.py::_join_as_of.stream": NULLS,

@@ -240,5 +240,5 @@ def test_arrow_reads_parquet_unsupported_by_duckdb(
     sink = io.BytesIO()
     parquet.write_table(table, sink, row_group_size=300)
     frame = lake({"a.parquet": sink.getvalue()})
-    monkeypatch.setattr(duckdb_rows, "read", fails)
+    monkeypatch.setattr(duckdb_rows.DuckDBRows, "read", fails)
     assert frame.to_arrow().equals(table)

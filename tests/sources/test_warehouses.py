@@ -167,6 +167,8 @@ def test_warehouse_uris_are_checked_without_connecting(uri: str, message: str) -
 
 
 def test_snowflake_and_bigquery_address_tables_in_the_uri() -> None:
+    from featurestore_connectors.sources.sql_source import Selection
+    from featurestore_connectors.sources.typed_columns import SourceColumn
     from featurestore_connectors.sources.warehouses import WarehouseSnapshot, WarehouseSource
 
     window = TimeRange("day", START, START + timedelta(days=1))
@@ -190,9 +192,12 @@ def test_snowflake_and_bigquery_address_tables_in_the_uri() -> None:
         snapshot = WarehouseSnapshot.__new__(WarehouseSnapshot)
         snapshot._warehouse = warehouse
         assert snapshot._from_item(query) == table
-        bound = snapshot._bind_window(query, "timestamp[us, tz=UTC]")
-        assert bound[0] == condition
-        assert bound[1].to_pylist()[0]["0"] == "2024-01-01 00:00:00.000000+00:00"
+        time_column = SourceColumn("day", '"day"', None, "timestamp[us, tz=UTC]")
+        selection = Selection(query, [time_column], [], time_column)
+        assert snapshot._window_condition(selection) == condition
+        bounds = snapshot._window_parameters(selection)
+        assert bounds is not None
+        assert bounds.to_pylist()[0]["0"] == "2024-01-01 00:00:00.000000+00:00"
         # A driver refuses options that it does not know when the database is created.
         driver = pytest.importorskip(warehouse.driver)
         driver.connect(db_kwargs=dict(warehouse.options)).close()

@@ -5,7 +5,7 @@ Types are checked, streams are cast to feature types, and errors are converted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,21 +14,19 @@ import pyarrow as pa
 
 from featurestore.arrow.types import feature_type
 from featurestore.errors import (
-    InvalidArgument,
     InvalidSql,
     SourceError,
     SourceTableNotFound,
     SourceUnavailable,
     StorageError,
-    listing,
 )
-from featurestore.model.source import SourceTable
 from featurestore.model.threads import capture_errors, recall_error
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.filesystem import file_systems
 from featurestore_connectors.sources import locations, sqltext, typed_columns
 from featurestore_connectors.sources.drivers import to_single_line
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.sql_source import DatabaseFile, Selection, SQLSnapshot
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 _TABLES = """
     SELECT CASE WHEN table_schema = 'main' THEN table_name ELSE table_schema || '.' || table_name END
@@ -42,58 +40,86 @@ _SHOWN = 500
 _CASTS = {"TIME": "epoch({})", "UHUGEINT": "{}::varchar"}
 
 
-class DuckDBSource:
+class DuckDBSource(DatabaseFile["DuckDBSnapshot"]):
     """A DuckDB file, opened read-only. DuckDB's file lock excludes writers while it is open."""
 
-    def __init__(self, config: SourceConfig) -> None:
-        if config.options:
-            raise InvalidArgument(f"A DuckDB source has no options {listing(config.options)}.")
-        self._config = config
-        self._path = locations.local_path(config, prefix="duckdb")
+    _scheme = "duckdb"
+    _options_owner = "A DuckDB source"
+    _no_versions = "a DuckDB file keeps no earlier versions"
 
-    def snapshot(self, at: int | datetime | None = None) -> DuckDBSnapshot:
-        """Open the file for reading."""
-        if at is not None:
-            raise InvalidArgument(f"at={at!r}: a DuckDB file keeps no earlier versions.")
-        return DuckDBSnapshot(self._config, locations.require_existing(self._config, self._path))
+    def _open(self, path: str) -> DuckDBSnapshot:
+        return DuckDBSnapshot(self._config, path)
 
 
-class DuckDBSnapshot(TypedColumns):
+class DuckDBRows(SQLSnapshot):
+    """The rows of a table, subquery or file scan, given as SQL, through a connection."""
+
+    _has_sql = False
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        connection: duckdb.DuckDBPyConnection,
+        source: str | None = None,
+        *,
+        batch_rows: int = _BATCH_ROWS,
+    ) -> None:
+        super().__init__(config)
+        self._connection = connection
+        self._source = source
+        self._batch_rows = batch_rows
+
+    def _table_names(self) -> Sequence[str]:
+        return [name for (name,) in self._connection.execute(_TABLES).fetchall()]
+
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        return describe_columns(self._config, self._connection, self._from_item(query))
+
+    def _time_literal(self, value: datetime, column: SourceColumn) -> str:
+        # Literals have the column's own type, so that DuckDB skips files and row groups by statistics.
+        has_zone = column.native.endswith("WITH TIME ZONE")
+        literal_type = "TIMESTAMPTZ" if has_zone else "TIMESTAMP"
+        return f"{literal_type} {sqltext.text(sqltext.utc_text(value))}"
+
+    def _from_item(self, query: SourceQuery) -> str:
+        return super()._from_item(query) if self._source is None else self._source
+
+    def _rows(self, selection: Selection) -> Iterator[pa.RecordBatch]:
+        return self._batches(self._statement(selection))
+
+    def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
+        # A separate cursor, since several reads of a snapshot may be open at the same time.
+        cursor = self._connection.cursor()
+        try:
+            yield from cursor.sql(text).to_arrow_reader(self._batch_rows)
+        except (duckdb.Error, OSError, pa.ArrowException) as error:
+            raise convert_error(self._config, error) from error
+        finally:
+            cursor.close()
+
+
+class DuckDBSnapshot(DuckDBRows):
     """A read-only connection to a DuckDB file."""
 
-    def __init__(self, config: SourceConfig, path: str) -> None:
-        import duckdb
+    _noun = "a DuckDB source"
+    _has_sql = True
 
-        self._config = config
-        self._connection = connect(config, path)
+    def __init__(self, config: SourceConfig, path: str) -> None:
+        super().__init__(config, connect(config, path))
         # Queries may only read the tables of this file.
         self._connection.execute("SET GLOBAL enable_external_access = false")
         # Committed rows may still be in the write-ahead log, which is a separate file.
         self.identity = locations.fingerprint(locations.statuses([path, f"{path}.wal"]))
         self.server = f"DuckDB {duckdb.__version__}"
 
-    def tables(self) -> Sequence[SourceTable]:
-        return [SourceTable(name) for (name,) in self._connection.execute(_TABLES).fetchall()]
-
-    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        return read(self._config, self._connection, self._from_item(query), query, has_sql=True)
-
     def close(self) -> None:
         self._connection.close()
 
-    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
-        return describe_columns(self._config, self._connection, self._from_item(query))
-
-    def _from_item(self, query: SourceQuery) -> str:
-        """Return the table or subquery of a query as SQL."""
-        if query.sql is not None:
-            return sqltext.subquery(query.sql)
-        if query.table is None:
-            raise typed_columns.invalid_query_error("a DuckDB source", query)
-        table_names = [table.name for table in self.tables()]
-        if query.table not in table_names:
-            raise typed_columns.unknown_table_error(self._config.name, query.table, table_names)
-        return sqltext.table_name(query.table)
+    def _table_item(self, table: str) -> str:
+        table_names = self._table_names()
+        if table not in table_names:
+            raise typed_columns.unknown_table_error(self._config.name, table, table_names)
+        return sqltext.table_name(table)
 
 
 def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConnection:
@@ -153,67 +179,6 @@ def _to_source_column(field: pa.Field, native: str) -> SourceColumn:
         dtype = None
     readable_expression = _CASTS.get(native, "{}::varchar").format(name)
     return SourceColumn(field.name, name, dtype, native, readable_expression=readable_expression)
-
-
-def read(
-    config: SourceConfig,
-    connection: duckdb.DuckDBPyConnection,
-    source: str,
-    query: SourceQuery,
-    *,
-    on_finished: Callable[[], None] | None = None,
-    has_sql: bool = False,
-    batch_rows: int = _BATCH_ROWS,
-) -> pa.RecordBatchReader:
-    """Return the rows of a table, subquery or file scan, in the columns and window of a query.
-
-    ``on_finished`` is called after the last row, before the reader ends. ``has_sql`` is whether the
-    caller's source takes ``sql=``, for the hints.
-    """
-    all_columns = describe_columns(config, connection, source)
-    columns = typed_columns.select_columns(all_columns, query)
-    schema = typed_columns.schema_of(columns)
-    natives = {column.name: column.native for column in all_columns}
-    expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
-    text = sqltext.select(expressions, source=source, condition=_window_condition(query, natives))
-    batches = _batches(config, connection, text, on_finished, batch_rows)
-    return pa.RecordBatchReader.from_batches(
-        schema, typed_columns.cast_batches(batches, schema, has_sql=has_sql)
-    )
-
-
-def _window_condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
-    """Return the SQL condition of a query's window, or None without a window."""
-    window = query.window
-    if window is None:
-        return None
-    # Literals have the column's own type, so that DuckDB skips files and row groups by statistics.
-    literal_type = "TIMESTAMP"
-    if natives[window.column].endswith("WITH TIME ZONE"):
-        literal_type = "TIMESTAMPTZ"
-    start = f"{literal_type} {sqltext.text(sqltext.utc_text(window.start))}"
-    end = f"{literal_type} {sqltext.text(sqltext.utc_text(window.end))}"
-    return sqltext.within(window, column=sqltext.quote(window.column), start=start, end=end)
-
-
-def _batches(
-    config: SourceConfig,
-    connection: duckdb.DuckDBPyConnection,
-    text: str,
-    on_finished: Callable[[], None] | None,
-    batch_rows: int,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a statement, and call ``on_finished`` after the last row."""
-    # A separate cursor, since several reads of a snapshot may be open at the same time.
-    cursor = connection.cursor()
-    try:
-        yield from cursor.sql(text).to_arrow_reader(batch_rows)
-    except (duckdb.Error, OSError, pa.ArrowException) as error:
-        raise convert_error(config, error) from error
-    finally:
-        cursor.close()
-    if on_finished is not None:
-        on_finished()
 
 
 def convert_error(

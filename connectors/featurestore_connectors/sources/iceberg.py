@@ -41,11 +41,8 @@ from featurestore.plugins.source import (
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
 from featurestore_connectors.sources.catalog_registration import IcebergTables
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
-from featurestore_connectors.sources.typed_columns import (
-    schema_of,
-    select_columns,
-    unknown_table_error,
-)
+from featurestore_connectors.sources.duckdb_rows import DuckDBRows
+from featurestore_connectors.sources.typed_columns import unknown_table_error
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -306,24 +303,19 @@ class IcebergSnapshot:
         return [str(field.name) for field in open_table.schema.fields]
 
     def schema(self, query: SourceQuery) -> pa.Schema:
-        source = self._rows_sql(query)
-        return schema_of(
-            select_columns(
-                duckdb_rows.describe_columns(self._config, self._connection, source), query
-            )
-        )
+        return self._rows(query).schema(query)
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        return duckdb_rows.read(self._config, self._connection, self._rows_sql(query), query)
+        return self._rows(query).read(query)
 
     def close(self) -> None:
         self._connection.close()
 
-    def _rows_sql(self, query: SourceQuery) -> str:
-        """Return the SQL for the rows of a table at its snapshot."""
+    def _rows(self, query: SourceQuery) -> DuckDBRows:
+        """Return the rows of a table at its snapshot."""
         open_table = self._open_pinned(query)
         with translate_errors(self._config, self._secret):
-            return iceberg_files.rows(
+            source = iceberg_files.rows(
                 self._config,
                 self._connection,
                 open_table.table,
@@ -331,6 +323,7 @@ class IcebergSnapshot:
                 open_table.schema,
                 query,
             )
+        return DuckDBRows(self._config, self._connection, source)
 
     def _open_pinned(self, query: SourceQuery) -> _OpenTable:
         """Return the table of a query, pinned to its snapshot at the first access."""

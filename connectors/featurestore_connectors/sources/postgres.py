@@ -44,7 +44,8 @@ from featurestore_connectors.sources.postgres_partitions import (
     parse_partition_count,
     partition_rows,
 )
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.sql_source import Selection, SQLSnapshot, SQLSource
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 _CONNECT_SECONDS = "10"
 _BATCH_BYTES = str(4 << 20)
@@ -75,11 +76,15 @@ _TYPMOD_OFFSET = 4
 _MAX_DIGITS = 38
 
 
-class PostgresSource:
+class PostgresSource(SQLSource["PostgresSnapshot"]):
     """A Postgres database, read through ADBC in a read-only transaction."""
 
+    _options_owner = None
+    _no_versions = "a Postgres database keeps no earlier versions"
+    _versions_hint = "omit at=, or filter by time in sql="
+
     def __init__(self, config: SourceConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._partition_count = parse_partition_count(config.options)
         # Options are checked one by one, since libpq uses the last one of a repeated option.
         for option in parse_qsl(urlsplit(config.uri).query, keep_blank_values=True):
@@ -89,22 +94,17 @@ class PostgresSource:
         """Return whether the tasks of the engine read the rows: on Spark, if options request it."""
         return engine.name == "spark" and self._partition_count is not None
 
-    def snapshot(self, at: int | datetime | None = None) -> PostgresSnapshot:
-        """Connect and export a snapshot of the current state."""
-        if at is not None:
-            raise InvalidArgument(
-                f"at={at!r}: a Postgres database keeps no earlier versions.",
-                hint="omit at=, or filter by time in sql=",
-            )
+    def _connect(self) -> PostgresSnapshot:
         return PostgresSnapshot(self._config)
 
 
-class PostgresSnapshot(TypedColumns):
+class PostgresSnapshot(SQLSnapshot):
     """A "repeatable read" transaction, and connections that share its snapshot."""
 
+    _noun = "a Postgres source"
+
     def __init__(self, config: SourceConfig) -> None:
-        self._config = config
-        self._secret = None if config.secret is None else config.secret()
+        super().__init__(config, secret=None if config.secret is None else config.secret())
         self._open: list[Any] = []
         self._shared: str | None = None
         try:
@@ -122,26 +122,15 @@ class PostgresSnapshot(TypedColumns):
             tables.append(SourceTable(full_name, bool(readable)))
         return tables
 
-    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        columns = typed_columns.select_columns(self._columns(query), query)
-        schema = typed_columns.schema_of(columns)
-        expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
-        arrays = {column.name: column.axes for column in columns if column.axes is not None}
-        expressions += arrays.values()
-        text = sqltext.select(
-            expressions, source=self._from_item(query), condition=_window_condition(query)
-        )
-        batches = typed_columns.check_axes(self._batches(text), list(arrays))
-        return pa.RecordBatchReader.from_batches(
-            schema, typed_columns.cast_batches(batches, schema)
-        )
+    def _table_names(self) -> Sequence[str]:
+        return [table.name for table in self.tables()]
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
-        columns = self._columns(query)
+        selection = self._select(query)
         source, options = self._from_item(query), self._config.options
         partitions = partition_rows(
             query,
-            columns,
+            selection.all_columns,
             partition_count=parse_partition_count(options) or 1,
             column=options.get("partition_column"),
             source=source,
@@ -151,9 +140,9 @@ class PostgresSnapshot(TypedColumns):
             self._config,
             self._secret,
             str(self._shared),
-            typed_columns.select_columns(columns, query),
+            selection.columns,
             source,
-            _window_condition(query),
+            self._window_condition(selection),
             partitions,
         )
         return partitioned_read.stage(engine, directory)
@@ -188,6 +177,10 @@ class PostgresSnapshot(TypedColumns):
             cursor.execute(text)
             return list(cursor.fetchall())
 
+    def _rows(self, selection: Selection) -> Iterator[pa.RecordBatch]:
+        arrays = [column.name for column in selection.columns if column.axes is not None]
+        return typed_columns.check_axes(self._batches(self._statement(selection)), arrays)
+
     def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query over a separate connection, opened with the first batch."""
         # A connection returns the rows of one query at a time, and several reads may be open.
@@ -207,20 +200,16 @@ class PostgresSnapshot(TypedColumns):
 
         yield from convert_batch_errors(self._config, batches(), secret=self._secret, close=close)
 
-    def _from_item(self, query: SourceQuery) -> str:
-        """Return the table or subquery of a query as SQL."""
-        if query.table is not None:
-            return sqltext.table_name(query.table)
-        if query.sql is not None:
-            return sqltext.subquery(query.sql)
-        raise typed_columns.invalid_query_error("a Postgres source", query)
+    def _time_literal(self, value: datetime, column: SourceColumn) -> str:
+        del column  # Postgres converts the literal to the type of the column
+        return f"TIMESTAMPTZ {sqltext.text(sqltext.utc_text(value))}"
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         text = f"SELECT * FROM {self._from_item(query)}"
         try:
             driver_schema = self._describe_query(text)
         except SourceTableNotFound as error:
-            table_names = [table.name for table in self.tables()]
+            table_names = self._table_names()
             hint = None
             if query.table is not None:
                 hint = did_you_mean(query.table, table_names, write="table={!r}")
@@ -237,15 +226,6 @@ class PostgresSnapshot(TypedColumns):
                 return cursor.adbc_execute_schema(text)
             finally:
                 cursor.execute("ROLLBACK TO SAVEPOINT described")
-
-
-def _window_condition(query: SourceQuery) -> str | None:
-    window = query.window
-    if window is None:
-        return None
-    start = f"TIMESTAMPTZ {sqltext.text(sqltext.utc_text(window.start))}"
-    end = f"TIMESTAMPTZ {sqltext.text(sqltext.utc_text(window.end))}"
-    return sqltext.within(window, column=sqltext.quote(window.column), start=start, end=end)
 
 
 def _to_source_column(field: pa.Field) -> SourceColumn:

@@ -23,14 +23,12 @@ from featurestore.errors import (
     SourceError,
     SourceTableNotFound,
     SourceUnavailable,
-    listing,
     missing_extra,
 )
-from featurestore.model.source import SourceTable
-from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore_connectors.sources import sqltext, typed_columns
+from featurestore_connectors.sources import typed_columns
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
+from featurestore_connectors.sources.sql_source import Selection, SQLSnapshot, SQLSource
 from featurestore_connectors.sources.sqlalchemy_rows import (
     BATCH_ROWS,
     QueryColumn,
@@ -39,7 +37,7 @@ from featurestore_connectors.sources.sqlalchemy_rows import (
     is_zoned,
     reflected_column,
 )
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -55,34 +53,29 @@ _LEVELS = ("SNAPSHOT", "REPEATABLE READ", "SERIALIZABLE")
 _NO_TABLE, _NO_COLUMN, _CHANGED, _NO_RIGHTS = 1146, 1054, 1412, (1142, 1143)
 
 
-class SQLAlchemySource:
+class SQLAlchemySource(SQLSource["SQLAlchemySnapshot"]):
     """A database with a SQLAlchemy dialect, read in one transaction."""
 
+    _options_owner = "A SQLAlchemy source"
+    _options_hint = "set driver options in the URI: ?charset=utf8mb4"
+    _no_versions = "source {name!r} keeps no earlier versions"
+    _versions_hint = "omit at=, or filter by time in a view"
+
     def __init__(self, config: SourceConfig) -> None:
-        self._config = config
-        if config.options:
-            raise InvalidArgument(
-                f"A SQLAlchemy source has no options {listing(config.options)}.",
-                hint="set driver options in the URI: ?charset=utf8mb4",
-            )
+        super().__init__(config)
         self._url = _url(config)
 
-    def snapshot(self, at: int | datetime | None = None) -> SQLAlchemySnapshot:
-        """Connect and begin a transaction with a consistent snapshot."""
-        if at is not None:
-            raise InvalidArgument(
-                f"at={at!r}: source {self._config.name!r} keeps no earlier versions.",
-                hint="omit at=, or filter by time in a view",
-            )
+    def _connect(self) -> SQLAlchemySnapshot:
         return SQLAlchemySnapshot(self._config, self._url)
 
 
-class SQLAlchemySnapshot(TypedColumns):
+class SQLAlchemySnapshot(SQLSnapshot):
     """A transaction of one connection."""
 
+    _noun = "a SQLAlchemy source"
+
     def __init__(self, config: SourceConfig, url: sa.URL) -> None:
-        self._config = config
-        self._secret = None if config.secret is None else config.secret()
+        super().__init__(config, secret=None if config.secret is None else config.secret())
         self._lock = threading.RLock()
         self._running: RunningQuery | None = None
         self._closed = False
@@ -98,28 +91,16 @@ class SQLAlchemySnapshot(TypedColumns):
         product = "mariadb" if getattr(self._dialect, "is_mariadb", False) else self._dialect.name
         self.server = f"{product} {'.'.join(map(str, version))}".strip()
 
-    def tables(self) -> Sequence[SourceTable]:
+    def _table_names(self) -> Sequence[str]:
         import sqlalchemy as sa
 
         with self._free_connection():
             inspector = sa.inspect(self._connection)
             names = [*inspector.get_table_names(), *inspector.get_view_names()]
-        return [SourceTable(name) for name in sorted(set(names))]
+        return sorted(set(names))
 
-    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        columns = self._columns(query)
-        selected_columns = typed_columns.select_columns(columns, query)
-        schema = typed_columns.schema_of(selected_columns)
-        condition = None
-        if query.window is not None:
-            columns_by_name = {column.name: column for column in columns}
-            condition = self._window_condition(query.window, columns_by_name[query.window.column])
-        expressions = [
-            f"{column.expression} AS {self._quote(column.name)}" for column in selected_columns
-        ]
-        text = sqltext.select(expressions, source=self._from_item(query), condition=condition)
-        batches = typed_columns.cast_batches(self._batches(text, selected_columns), schema)
-        return pa.RecordBatchReader.from_batches(schema, batches)
+    def _rows(self, selection: Selection) -> Iterator[pa.RecordBatch]:
+        return self._batches(self._statement(selection), selection.columns)
 
     def close(self) -> None:
         with self._lock:
@@ -216,21 +197,16 @@ class SQLAlchemySnapshot(TypedColumns):
         if self._running is running:
             self._running = None
 
-    def _from_item(self, query: SourceQuery) -> str:
-        """Return the table or subquery of a query as SQL."""
-        if query.table is not None:
-            schema, table = self._split_name(query.table)
-            quoted = self._quote(table)
-            return quoted if schema is None else f"{self._quote(schema)}.{quoted}"
-        if query.sql is not None:
-            return f"(\n{query.sql.strip().rstrip(';')}\n) AS {self._quote('query')}"
-        raise typed_columns.invalid_query_error("a SQLAlchemy source", query)
+    def _table_item(self, table: str) -> str:
+        schema, name = self._split_name(table)
+        quoted = self._quote(name)
+        return quoted if schema is None else f"{self._quote(schema)}.{quoted}"
 
     def _split_name(self, table: str) -> tuple[str | None, str]:
         """Split a table name into schema and table: ``orders``, or ``sales.orders``."""
         before, dot, after = table.partition(".")
         # The name of a table may contain a dot, so complete names have precedence.
-        if not dot or table in [table.name for table in self.tables()]:
+        if not dot or table in self._table_names():
             return None, table
         return before, after
 
@@ -255,7 +231,7 @@ class SQLAlchemySnapshot(TypedColumns):
                 warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that it does not know
                 reflected = sa.inspect(self._connection).get_columns(name, schema=schema)
         except sa.exc.NoSuchTableError:
-            table_names = [table.name for table in self.tables()]
+            table_names = self._table_names()
             raise typed_columns.unknown_table_error(self._config.name, table, table_names) from None
         columns = []
         for description in reflected:
@@ -302,14 +278,10 @@ class SQLAlchemySnapshot(TypedColumns):
             columns.append(described_column(query_column, quoted=self._quote(entry[0])))
         return columns
 
-    def _window_condition(self, window: TimeRange, column: SourceColumn) -> str:
-        start, end = self._literal(window.start, column), self._literal(window.end, column)
-        return sqltext.within(window, column=self._quote(column.name), start=start, end=end)
-
-    def _literal(self, value: datetime, column: SourceColumn) -> str:
-        """Return a time as a SQL literal; naive times are in UTC."""
+    def _time_literal(self, value: datetime, column: SourceColumn) -> str:
         import sqlalchemy as sa
 
+        # Times without a zone are in UTC.
         zoned = is_zoned(column)
         utc_value = value.astimezone(UTC)
         literal = sa.literal(

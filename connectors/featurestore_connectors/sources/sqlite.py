@@ -19,13 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.errors import InvalidArgument, UnsupportedType, listing, missing_extra
-from featurestore.model.source import SourceTable
-from featurestore.plugins.engine import TimeRange
+from featurestore.errors import UnsupportedType, listing, missing_extra
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import locations, sqltext, typed_columns
 from featurestore_connectors.sources.drivers import convert_batch_errors, translate_errors
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.sql_source import DatabaseFile, Selection, SQLSnapshot
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
 # SQLite storage classes, each with a sample value.
@@ -62,31 +61,28 @@ class _ColumnStorage:
         return f"{column} NOT IN (0, 1)" if self.declared == _BOOLEAN else None
 
 
-class SQLiteSource:
+class SQLiteSource(DatabaseFile["SQLiteSnapshot"]):
     """A SQLite file, opened read-only."""
 
-    def __init__(self, config: SourceConfig) -> None:
-        if config.options:
-            raise InvalidArgument(f"A SQLite source has no options {listing(config.options)}.")
-        self._config = config
-        self._path = locations.local_path(config, prefix="sqlite")
+    _scheme = "sqlite"
+    _options_owner = "A SQLite source"
+    _no_versions = "a SQLite file keeps no earlier versions"
 
-    def snapshot(self, at: int | datetime | None = None) -> SQLiteSnapshot:
-        """Open the file and begin a transaction with a consistent snapshot."""
-        if at is not None:
-            raise InvalidArgument(f"at={at!r}: a SQLite file keeps no earlier versions.")
-        return SQLiteSnapshot(self._config, locations.require_existing(self._config, self._path))
+    def _open(self, path: str) -> SQLiteSnapshot:
+        return SQLiteSnapshot(self._config, path)
 
 
-class SQLiteSnapshot(TypedColumns):
+class SQLiteSnapshot(SQLSnapshot):
     """A transaction of one connection."""
+
+    _noun = "a SQLite source"
 
     def __init__(self, config: SourceConfig, path: str) -> None:
         try:
             from adbc_driver_sqlite import dbapi
         except ImportError as error:
             raise missing_extra("adbc-driver-sqlite", "sources") from error
-        self._config = config
+        super().__init__(config)
         self._closed = False
         self._views = 0
         with translate_errors(config):
@@ -98,37 +94,49 @@ class SQLiteSnapshot(TypedColumns):
         # Committed rows may still be in the write-ahead log, which is a separate file.
         self.identity = locations.fingerprint(locations.statuses([path, f"{path}-wal"]))
 
-    def tables(self) -> Sequence[SourceTable]:
-        return [SourceTable(name) for (name,) in self._execute(_TABLES)]
+    def _table_names(self) -> Sequence[str]:
+        return [name for (name,) in self._execute(_TABLES)]
 
-    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        columns = self._columns(query)
-        selected_columns = typed_columns.select_columns(columns, query)
-        schema = typed_columns.schema_of(selected_columns)
-        window = query.window
-        condition = None
-        read_columns = list(selected_columns)
-        if window is not None:
-            columns_by_name = {column.name: column for column in columns}
-            read_columns.append(columns_by_name[window.column])
-            condition = _window_condition(window)
-        samples, expressions = [], []
-        for number, column in enumerate(read_columns):
-            samples.append(f"{_SAMPLES[column.native]} AS {sqltext.quote(f'c{number}')}")
-            expressions.append(column.expression)
-        rows = sqltext.select(expressions, source=self._from_item(query), condition=condition)
-        batches = self._batches(f"SELECT {', '.join(samples)} UNION ALL {rows}")
-        typed = typed_columns.cast_batches(
-            _parse_batches(batches, read_columns), typed_columns.schema_of(read_columns)
+    def _rows(self, selection: Selection) -> Iterator[pa.RecordBatch]:
+        columns = list(selection.columns)
+        if selection.time_column is not None:
+            # The condition of the query is only exact to the millisecond, so the time is read, too.
+            columns.append(selection.time_column)
+        samples = [
+            f"{_SAMPLES[column.native]} AS {sqltext.quote(f'c{number}')}"
+            for number, column in enumerate(columns)
+        ]
+        rows = sqltext.select(
+            [column.expression for column in columns],
+            source=self._from_item(selection.query),
+            condition=self._window_condition(selection),
         )
-        if window is not None:
-            # The condition of the query is only exact to the millisecond. The last column is the time.
-            typed = (batch.filter(window.contains(batch.columns[-1])) for batch in typed)
-        batches = (
-            pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
-            for batch in typed
+        text = f"SELECT {', '.join(samples)} UNION ALL {rows}"
+        batches = _parse_batches(self._batches(text), columns)
+        window = selection.query.window
+        if window is None:
+            return batches
+        return (
+            batch.filter(window.contains(batch.columns[-1])).select(range(len(columns) - 1))
+            for batch in batches
         )
-        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def _window_condition(self, selection: Selection) -> str | None:
+        """Return a condition that holds for all rows of a window, and for some rows near its bounds.
+
+        SQLite compares times in milliseconds, so the batches are filtered by the exact bounds.
+        """
+        window = selection.query.window
+        if window is None:
+            return None
+        time = _SQLITE_TIME.format(sqltext.quote(window.column))
+        start = self._time_literal(window.start - _TIME_STEP)
+        end = self._time_literal(window.end + _TIME_STEP)
+        return f"{time} BETWEEN {start} AND {end}"
+
+    def _time_literal(self, value: datetime, column: SourceColumn | None = None) -> str:
+        del column  # times are stored as text
+        return _SQLITE_TIME.format(sqltext.text(sqltext.utc_text(value).removesuffix("+00:00")))
 
     def close(self) -> None:
         if not self._closed:
@@ -154,13 +162,8 @@ class SQLiteSnapshot(TypedColumns):
             yield batch.slice(1) if first else batch
             first = False
 
-    def _from_item(self, query: SourceQuery) -> str:
-        """Return the table or subquery of a query as SQL."""
-        if query.table is not None:
-            return sqltext.table_name(query.table, [table.name for table in self.tables()])
-        if query.sql is not None:
-            return sqltext.subquery(query.sql)
-        raise typed_columns.invalid_query_error("a SQLite source", query)
+    def _table_item(self, table: str) -> str:
+        return sqltext.table_name(table, self._table_names())
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None:
@@ -208,7 +211,7 @@ class SQLiteSnapshot(TypedColumns):
 
     def _check_table(self, table: str) -> None:
         """Raise SourceTableNotFound if the table does not exist."""
-        table_names = [table.name for table in self.tables()]
+        table_names = self._table_names()
         if table not in table_names:
             raise typed_columns.unknown_table_error(self._config.name, table, table_names)
 
@@ -296,21 +299,6 @@ def _parse_declared_type(declared: str) -> tuple[str, pa.DataType] | None:
         return "integer", pa.int64()
     # In columns of other types, SQLite converts texts to numbers.
     return _FLOAT if declared not in ("", "ANY") else None
-
-
-def _window_condition(window: TimeRange) -> str:
-    """Return a condition that holds for all rows of a window, and for some rows near its bounds.
-
-    SQLite compares times in milliseconds, so the batches are filtered by the exact bounds.
-    """
-    time = _SQLITE_TIME.format(sqltext.quote(window.column))
-    start = _SQLITE_TIME.format(sqltext.text(_format_time(window.start - _TIME_STEP)))
-    end = _SQLITE_TIME.format(sqltext.text(_format_time(window.end + _TIME_STEP)))
-    return f"{time} BETWEEN {start} AND {end}"
-
-
-def _format_time(value: datetime) -> str:
-    return sqltext.utc_text(value).removesuffix("+00:00")
 
 
 def _parse_batches(

@@ -1,4 +1,4 @@
-"""SQL text for source databases: quoted identifiers, literals, and subqueries of user queries."""
+"""SQL text for source databases: quoted identifiers, literals and SELECT statements."""
 
 from __future__ import annotations
 
@@ -54,12 +54,6 @@ def table_name(name: str, table_names: Sequence[str] = ()) -> str:
 def utc_text(value: datetime) -> str:
     """Format a time as ISO 8601 in UTC, to the microsecond."""
     return value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
-
-
-def subquery(sql: str, *, mark: str = '"') -> str:
-    """Return a user query as a subquery; the query may end with a line comment."""
-    # The line break ends a line comment at the end of the query.
-    return f"(\n{sql.strip().rstrip(';')}\n) AS {quote('query', mark=mark)}"
 
 
 def within(window: TimeRange, *, column: str, start: str, end: str) -> str:

@@ -9,8 +9,8 @@ have not been run against their servers.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -27,7 +27,6 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
-from featurestore.model.source import SourceTable
 from featurestore.model.times import utc_now
 from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
@@ -38,7 +37,8 @@ from featurestore_connectors.sources.drivers import (
     is_loopback,
     translate_errors,
 )
-from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.sql_source import Selection, SQLSnapshot, SQLSource
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 _FLIGHT, _SNOWFLAKE, _BIGQUERY = "adbc.flight.sql", "adbc.snowflake.sql", "adbc.bigquery.sql"
 # Servers may send larger messages than the 16 MiB that the driver accepts by default.
@@ -70,16 +70,16 @@ class Warehouse:
     time_types: tuple[str, str] | None = None
 
 
-class WarehouseSource(ABC):
+class WarehouseSource(SQLSource["WarehouseSnapshot"]):
     """A warehouse that an ADBC driver reads."""
 
+    _options_owner = "Source {name!r}: a warehouse"
+    _options_hint = "set the options of the driver in the URI"
+    _no_versions = "source {name!r} reads the current rows"
+    _versions_hint = "omit at=, or use the time travel of the warehouse in sql="
+
     def __init__(self, config: SourceConfig) -> None:
-        if config.options:
-            raise InvalidArgument(
-                f"Source {config.name!r}: a warehouse has no options {listing(config.options)}.",
-                hint="set the options of the driver in the URI",
-            )
-        self._config = config
+        super().__init__(config)
         self._url = urlsplit(config.uri)
         query = parse_qsl(self._url.query, keep_blank_values=True)
         for option in query:
@@ -98,13 +98,7 @@ class WarehouseSource(ABC):
     def _warehouse(self, secret: str | None) -> Warehouse:
         """Return the properties of the warehouse."""
 
-    def snapshot(self, at: int | datetime | None = None) -> WarehouseSnapshot:
-        """Connect to the warehouse."""
-        if at is not None:
-            raise InvalidArgument(
-                f"at={at!r}: source {self._config.name!r} reads the current rows.",
-                hint="omit at=, or use the time travel of the warehouse in sql=",
-            )
+    def _connect(self) -> WarehouseSnapshot:
         secret = None if self._config.secret is None else self._config.secret()
         return WarehouseSnapshot(self._config, self._warehouse(secret), secret=secret)
 
@@ -255,7 +249,7 @@ class BigQuerySource(WarehouseSource):
         )
 
 
-class WarehouseSnapshot(TypedColumns):
+class WarehouseSnapshot(SQLSnapshot):
     """A connection to a warehouse."""
 
     def __init__(self, config: SourceConfig, warehouse: Warehouse, *, secret: str | None) -> None:
@@ -263,9 +257,9 @@ class WarehouseSnapshot(TypedColumns):
             dbapi = import_module(f"{warehouse.driver}.dbapi")
         except ImportError as error:
             raise missing_extra(warehouse.driver.replace("_", "-"), warehouse.extra) from error
-        self._config = config
+        super().__init__(config, secret=secret)
+        self._noun = f"source {config.name!r}"
         self._warehouse = warehouse
-        self._secret = secret
         self.identity = f"statement at {utc_now().isoformat()}"
         self._connection: Any = None
         with translate_errors(config, secret=secret):
@@ -283,23 +277,8 @@ class WarehouseSnapshot(TypedColumns):
                 info = {}
         self.server = str(info.get("vendor_name") or warehouse.product)
 
-    def tables(self) -> Sequence[SourceTable]:
-        return [SourceTable(name) for name in self._table_names()]
-
-    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        all_columns = self._columns(query)
-        columns = typed_columns.select_columns(all_columns, query)
-        schema = typed_columns.schema_of(columns)
-        expressions = [f"{column.expression} AS {self._quote(column.name)}" for column in columns]
-        condition, parameters = None, None
-        if query.window is not None:
-            natives = {column.name: column.native for column in all_columns}
-            condition, parameters = self._bind_window(query, natives[query.window.column])
-        text = sqltext.select(expressions, source=self._from_item(query), condition=condition)
-        batches = self._batches(text, parameters)
-        return pa.RecordBatchReader.from_batches(
-            schema, typed_columns.cast_batches(batches, schema)
-        )
+    def _rows(self, selection: Selection) -> Iterator[pa.RecordBatch]:
+        return self._batches(self._statement(selection), self._window_parameters(selection))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -309,17 +288,11 @@ class WarehouseSnapshot(TypedColumns):
     def _quote(self, name: str) -> str:
         return sqltext.quote(name, mark=self._warehouse.quote_mark)
 
-    def _from_item(self, query: SourceQuery) -> str:
-        """Return the table or subquery of a query as SQL."""
-        if query.table is not None:
-            name_path = query.table.split(".")
-            namespace = self._warehouse.namespace
-            # A name without database and schema has those of the URI.
-            prefix = namespace[: max(0, 3 - len(name_path))]
-            return ".".join(map(self._quote, (*prefix, *name_path)))
-        if query.sql is not None:
-            return sqltext.subquery(query.sql, mark=self._warehouse.quote_mark)
-        raise typed_columns.invalid_query_error(f"source {self._config.name!r}", query)
+    def _table_item(self, table: str) -> str:
+        name_path = table.split(".")
+        # A name without database and schema has those of the URI.
+        prefix = self._warehouse.namespace[: max(0, 3 - len(name_path))]
+        return ".".join(map(self._quote, (*prefix, *name_path)))
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         try:
@@ -368,25 +341,29 @@ class WarehouseSnapshot(TypedColumns):
                     schema = cursor.fetch_record_batch().schema
         return schema
 
-    def _bind_window(self, query: SourceQuery, native: str) -> tuple[str, pa.RecordBatch]:
-        """Return the condition of a window, and its bounds as bound parameters."""
-        window = query.window
-        assert window is not None
-        has_zone = "tz=" in native
+    def _time_literal(self, value: datetime, column: SourceColumn) -> str:
+        del value  # bound as a parameter
+        if self._warehouse.time_types is None:
+            return "?"
+        # Drivers differ in the times that they bind, but all drivers bind text.
+        return f"CAST(? AS {self._warehouse.time_types[0 if _has_zone(column) else 1]})"
+
+    def _window_parameters(self, selection: Selection) -> pa.RecordBatch | None:
+        """Return the bounds of a window as bound parameters; None without a window."""
+        window, time_column = selection.query.window, selection.time_column
+        if window is None or time_column is None:
+            return None
         # Times without a zone are in UTC.
         bounds: list[Any] = [window.start.astimezone(UTC), window.end.astimezone(UTC)]
-        if not has_zone:
+        bound_type = TIMESTAMP
+        if not _has_zone(time_column):
             bounds = [bound.replace(tzinfo=None) for bound in bounds]
-        parameter, bound_type = "?", TIMESTAMP if has_zone else pa.timestamp("us")
+            bound_type = pa.timestamp("us")
         if self._warehouse.time_types is not None:
-            # Drivers differ in the times that they bind, but all drivers bind text.
-            parameter = f"CAST(? AS {self._warehouse.time_types[0 if has_zone else 1]})"
             bounds = [bound.isoformat(sep=" ", timespec="microseconds") for bound in bounds]
             bound_type = pa.string()
-        column = self._quote(window.column)
-        condition = sqltext.within(window, column=column, start=parameter, end=parameter)
         arrays = [pa.array([bound], bound_type) for bound in bounds]
-        return condition, pa.RecordBatch.from_arrays(arrays, names=["0", "1"])
+        return pa.RecordBatch.from_arrays(arrays, names=["0", "1"])
 
     def _batches(self, text: str, parameters: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a statement."""
@@ -431,6 +408,10 @@ def _is_refused(error: Any) -> bool:
         AdbcStatusCode.UNAUTHENTICATED,
         AdbcStatusCode.UNAUTHORIZED,
     )
+
+
+def _has_zone(column: SourceColumn) -> bool:
+    return "tz=" in column.native
 
 
 def _port(url: SplitResult) -> int | None:

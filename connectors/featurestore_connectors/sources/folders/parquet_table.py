@@ -17,6 +17,7 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.storage import files
 from featurestore_connectors.sources import duckdb_rows, sqltext
+from featurestore_connectors.sources.duckdb_rows import DuckDBRows
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
 from featurestore_connectors.sources.folders.options import FolderOptions, TableName
 from featurestore_connectors.sources.folders.parquet_sizes import (
@@ -253,9 +254,10 @@ class ParquetTable(FolderTable):
         if not names:
             # A query needs a column to return the number of rows.
             query = SourceQuery(columns=tuple(list(described)[:1]), window=window)
-        yield from duckdb_rows.read(
-            self._config, self._connection, _scan_expression(file), query, batch_rows=batch_rows
+        rows = DuckDBRows(
+            self._config, self._connection, _scan_expression(file), batch_rows=batch_rows
         )
+        yield from rows.read(query)
 
     def _read_with_arrow(
         self, file: FolderFile, names: Sequence[str], batch_rows: int

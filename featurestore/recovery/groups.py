@@ -168,10 +168,11 @@ def add(
         table_id=table_id,
         delta_version=delta_version,
         description=meta.description,
+        feature_descriptions=meta.features,
         created=created,
         changed=changed,
     )
-    describe(connection, spec.name, spec.version, meta)
+    artifacts.replace_tags(connection, featuregroups.KIND, spec.name, spec.version, meta.tags)
 
 
 def register_definition(connection: Connection, path: str, name: str, version: int) -> None:

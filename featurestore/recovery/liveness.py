@@ -238,7 +238,7 @@ def _current_owner(location: str) -> _Owner:
     if (
         current is not None
         and current.pid == os.getpid()
-        and files.exists(_owner_lock_file(current))
+        and files.exists(_lock_file(location, current.name))
     ):
         return current
     host = re.sub(r"[^A-Za-z0-9-]", "-", locks.host_name())[:40] or "host"
@@ -256,9 +256,8 @@ def _remove_lock_file(owner: _Owner) -> None:
         return
     owner.is_locked = False
     try:
-        locks.remove_lock_file(
-            owner.handle, _owner_lock_file(owner), below=_lock_folder(owner.location)
-        )
+        path = _lock_file(owner.location, owner.name)
+        locks.remove_lock_file(owner.handle, path, below=_lock_folder(owner.location))
     except StorageError as error:
         _log.debug("could not remove the lock file of %s: %s", owner.name, error)
 
@@ -270,10 +269,6 @@ def _send_heartbeats(registry: Registry, name: str, stop: threading.Event) -> No
                 intents.record_heartbeat(connection, name)
         except RegistryError:
             _log.warning("the heartbeat of %s failed and will be retried", name, exc_info=True)
-
-
-def _owner_lock_file(owner: _Owner) -> str:
-    return _lock_file(owner.location, owner.name)
 
 
 def _lock_file(location: str, name: str) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -88,10 +89,11 @@ def add(
     table_id: str,
     delta_version: int,
     description: str = "",
+    feature_descriptions: Mapping[str, str] = MappingProxyType({}),
     created: datetime | None = None,
     changed: datetime | None = None,
-) -> int:
-    """Register a version and its features; return its id.
+) -> None:
+    """Register a version and its features with their descriptions.
 
     If the same table is already registered, its registration is updated, since ``registry rebuild``
     may run during a creation.
@@ -102,14 +104,17 @@ def add(
     lock_version(connection, spec.name, spec.version)
     existing = TABLE.row(connection, spec.name, spec.version)
     if existing is not None and existing.table_id == table_id:
-        advance(connection, spec.name, spec.version, delta_version=delta_version, spec=spec)
-        return int(existing.id)
+        version = spec.version
+        advance(connection, spec.name, version, delta_version=delta_version, spec=spec)
+        describe(connection, spec.name, version, description, descriptions=feature_descriptions)
+        return
     if existing is not None:
         raise FeatureGroupExists(
             f"Feature group {spec.name!r} version {spec.version} already exists.",
             hint="use version=None for the next version, or insert_into_featuregroup",
         )
     creation_time = created or utc_now()
+    rows = _feature_rows(spec, feature_descriptions)
     inserted = connection.execute(
         featuregroups.insert().values(
             name=spec.name,
@@ -121,13 +126,18 @@ def add(
             job=spec.job,
             created=to_micros(creation_time),
             changed=to_micros(changed or creation_time),
+            features=_count_features(rows),
         )
     )
     key = inserted.inserted_primary_key
-    identifier = int(key[0]) if key is not None else -1
-    texts = {search_documents.DESCRIPTION: [description]}
-    _replace_features(connection, identifier, spec, other_texts=texts)
-    return identifier
+    assert key is not None  # both databases return the key of a single row
+    connection.execute(features.insert(), [{"featuregroup_id": key[0], **row} for row in rows])
+    texts = {
+        search_documents.FEATURE: spec.schema.names,
+        search_documents.FEATURE_DESCRIPTION: feature_descriptions.values(),
+        search_documents.DESCRIPTION: [description],
+    }
+    search_documents.replace(connection, KIND, spec.name, spec.version, texts)
 
 
 def find(connection: Connection, name: str, version: int | None = None) -> RegisteredGroup | None:
@@ -317,35 +327,41 @@ def _to_registered_group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
         )
 
 
-def _replace_features(
-    connection: Connection,
-    group_id: int,
-    spec: FeatureGroupSpec,
-    *,
-    other_texts: Mapping[str, Iterable[str]] | None = None,
-) -> None:
-    """Replace the recorded columns of a group, with their search documents and some other ones."""
+def _replace_features(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> None:
+    """Replace the recorded columns of a group, and their search documents."""
     connection.execute(features.delete().where(features.c.featuregroup_id == group_id))
-    rows = [
+    rows = _feature_rows(spec, {})
+    connection.execute(features.insert(), [{"featuregroup_id": group_id, **row} for row in rows])
+    is_group = featuregroups.c.id == group_id
+    change = featuregroups.update().where(is_group).values(features=_count_features(rows))
+    connection.execute(change)
+    texts: dict[str, list[str]] = {
+        search_documents.FEATURE: spec.schema.names,
+        search_documents.FEATURE_DESCRIPTION: [],
+    }
+    search_documents.replace(connection, KIND, spec.name, spec.version, texts)
+
+
+def _feature_rows(
+    spec: FeatureGroupSpec, descriptions: Mapping[str, str]
+) -> list[dict[str, object]]:
+    """Return a row for each column of a group, without the id of the group."""
+    roles = dict.fromkeys((spec.event_time, spec.created_time), "time")
+    roles.update(dict.fromkeys(spec.primary_key, "key"))
+    return [
         {
-            "featuregroup_id": group_id,
             "position": position,
             "name": field.name,
             "type": str(field.type),
-            "role": _role_of_column(spec, field.name),
+            "role": roles.get(field.name, "feature"),
+            "description": descriptions.get(field.name, ""),
         }
         for position, field in enumerate(spec.schema)
     ]
-    connection.execute(features.insert(), rows)
-    number = sum(row["role"] == "feature" for row in rows)
-    is_group = featuregroups.c.id == group_id
-    connection.execute(featuregroups.update().where(is_group).values(features=number))
-    texts = {
-        search_documents.FEATURE: spec.schema.names,
-        search_documents.FEATURE_DESCRIPTION: [],
-        **(other_texts or {}),
-    }
-    search_documents.replace(connection, KIND, spec.name, spec.version, texts)
+
+
+def _count_features(rows: Iterable[Mapping[str, object]]) -> int:
+    return sum(row["role"] == "feature" for row in rows)
 
 
 def latest_feature_descriptions(
@@ -368,14 +384,6 @@ def latest_feature_descriptions(
         .order_by(featuregroups.c.name, features.c.position)
     )
     return [tuple(row) for row in connection.execute(query)]
-
-
-def _role_of_column(spec: FeatureGroupSpec, name: str) -> str:
-    if name in spec.primary_key:
-        return "key"
-    if name in (spec.event_time, spec.created_time):
-        return "time"
-    return "feature"
 
 
 def feature_names(connection: Connection, group: str, version: int) -> list[str]:

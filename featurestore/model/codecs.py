@@ -207,6 +207,25 @@ def mapping(codec: Codec) -> Codec:
     return Codec(read, write)
 
 
+def members(required: Mapping[str, Codec], optional: Mapping[str, Codec]) -> Codec:
+    """Return the codec of objects that remain mappings; their other names are not checked."""
+    all_members = {**required, **optional}
+
+    def read(value: Any) -> Any:
+        _check_object(value)
+        for name, codec in all_members.items():
+            if name in value:
+                try:
+                    codec.read(value[name])
+                except MalformedJson as error:
+                    raise error.within(name) from None
+            elif name in required:
+                raise MalformedJson("is missing", name)
+        return value
+
+    return Codec(read, to_plain)
+
+
 def checked(codec: Codec, is_valid: Callable[[Any], Any], expected: str) -> Codec:
     """Return a codec that also checks each value that it reads; ``expected`` is for errors.
 
@@ -216,7 +235,7 @@ def checked(codec: Codec, is_valid: Callable[[Any], Any], expected: str) -> Code
     def read(value: Any) -> Any:
         content = codec.read(value)
         try:
-            if content is None or is_valid(content):
+            if is_valid(content):
                 return content
         except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
             pass
@@ -231,8 +250,7 @@ def validated(codec: Codec, check: Callable[[Any], object]) -> Codec:
     def read(value: Any) -> Any:
         content = codec.read(value)
         try:
-            if content is not None:
-                check(content)
+            check(content)
         except FeatureStoreError as error:
             raise MalformedJson(error.message) from error
         return content

@@ -34,7 +34,8 @@ null is not checked if X may be None.
 
 For a field also (not for an element of an array):
 
-- ``Key("min")``: the name in JSON;
+- ``Key("min")``: the name in JSON; ``Key("sample.rows")``: a name in the object ``sample``;
+- ``INLINE``: the names of a nested record are among those of the record;
 - ``OMIT_DEFAULT``: not written if the value equals the default, which is read if it is missing;
 - ``DEFAULT_IF_MISSING``: always written, but missing in JSON of earlier releases.
 
@@ -72,7 +73,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import (
     Annotated,
     Any,
@@ -88,7 +90,7 @@ from typing import (
 
 import pyarrow as pa
 
-from featurestore.arrow.schemas import schema_from_json, schema_to_json
+from featurestore.arrow.schemas import schema_from_json, schema_to_json, type_from_json
 from featurestore.model import codecs
 from featurestore.model.codecs import MICROSECONDS, Codec
 from featurestore.model.json_object import (
@@ -104,15 +106,19 @@ from featurestore.model.json_object import (
 __all__ = [
     "AS_ARRAY",
     "DEFAULT_IF_MISSING",
+    "INLINE",
     "MICROSECONDS",
     "OMIT_DEFAULT",
     "Checked",
     "Codec",
+    "FeatureType",
     "Key",
     "Range",
     "Record",
     "Valid",
+    "Version",
     "codec_of",
+    "members",
 ]
 
 RecordT = TypeVar("RecordT", bound="Record")
@@ -156,8 +162,19 @@ class _Marker:
 
 
 AS_ARRAY = _Marker("AS_ARRAY")
+INLINE = _Marker("INLINE")
 OMIT_DEFAULT = _Marker("OMIT_DEFAULT")
 DEFAULT_IF_MISSING = _Marker("DEFAULT_IF_MISSING")
+
+
+def _is_feature_type(data: Any) -> bool:
+    type_from_json(data)
+    return True
+
+
+# A version of an object, and a feature type as JSON.
+Version = Annotated[int, Range(minimum=1)]
+FeatureType = Annotated[Any, Valid(_is_feature_type, "a feature type")]
 
 
 @dataclass(frozen=True)
@@ -236,17 +253,31 @@ def codec_of(annotation: Any) -> Codec:
     raise TypeError(f"{annotation!r} has no JSON codec")
 
 
+def members(required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Codec:
+    """Return the codec of objects that remain mappings, with the annotations of some names.
+
+    >>> members({"version": Version}).read({"version": 0})
+    Traceback (most recent call last):
+    featurestore.model.json_object.MalformedJson: version is 0, not an integer from 1 to
+    9223372036854775807
+    """
+    return codecs.members(
+        {name: codec_of(annotation) for name, annotation in required.items()},
+        {name: codec_of(annotation) for name, annotation in (optional or {}).items()},
+    )
+
+
 def _codec_of_annotated(annotation: Any, markers: tuple[Any, ...]) -> Codec:
+    if type(None) in get_args(annotation):
+        present = [member for member in get_args(annotation) if member is not type(None)]
+        return codecs.optional(_codec_of_annotated(reduce(or_, present), markers))
     codec = next((marker for marker in markers if isinstance(marker, Codec)), None)
     if AS_ARRAY in markers:
         codec = _derive_array(annotation)
     for marker in markers:
         if isinstance(marker, Range):
             codec = codecs.integer(marker.minimum, marker.maximum)
-    if codec is None:
-        codec = codec_of(annotation)
-    elif type(None) in get_args(annotation):
-        codec = codecs.optional(codec)
+    codec = codec or codec_of(annotation)
     for marker in markers:
         if isinstance(marker, Valid):
             codec = codecs.checked(codec, marker.is_valid, marker.expected)
@@ -374,66 +405,92 @@ def _derive_array(record_type: type) -> Codec:
     return Codec(array.read, write)
 
 
-def _make_reader(record_type: type, fields: list[_Member], layout: _Layout) -> Callable[[Any], Any]:
-    required = [(m.key, m.attribute, m.codec.read) for m in fields if m.is_required]
-    optional = [(m.key, m.attribute, m.codec.read) for m in fields if not m.is_required]
-    names = {"format", *layout.keys, *[member.key for member in fields]}
+def _make_reader(
+    record_type: type, fields: Sequence[_Member], layout: _Layout
+) -> Callable[[Any], Any]:
+    readers = [(member.key, member.attribute, member.codec.read) for member in fields]
+    optional_keys = {member.key for member in fields if not member.is_required}
+    inlined = [(m.attribute, m.codec.read) for m in fields if INLINE in m.markers]
+    readers = [reader for reader in readers if reader[1] not in dict(inlined)]
+    parents = {key.partition(".")[0] for key, _, _ in readers if "." in key}
+    names = {"format", *layout.keys, *[key for key, _, _ in readers]}
     check_json = getattr(record_type, "check_json", Record.check_json)
     is_checked = check_json is not Record.check_json
 
-    def read(data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            raise wrong_value_error(data, "an object")
-        _check_format(data, layout)
-        if layout.closed and not names.issuperset(data):
-            raise MalformedJson("is an unknown name", min(set(data) - names))
+    def read(source: Any) -> Any:
+        data = _check_object(source, layout, names)
+        if parents:
+            data = _flatten(source, parents)
         values, key = {}, ""
         try:
-            for key, attribute, read_value in required:
-                values[attribute] = read_value(data[key])
-            for key, attribute, read_value in optional:
+            for attribute, read_value in inlined:
+                values[attribute] = read_value(data)
+            for key, attribute, read_value in readers:
                 if key in data:
                     values[attribute] = read_value(data[key])
+                elif key not in optional_keys:
+                    raise MalformedJson("is missing", "")
         except MalformedJson as error:
             raise error.within(key) from error.__cause__
-        except KeyError:
-            if key in data:  # the error of a codec
-                raise
-            raise MalformedJson("is missing", key) from None
         record = record_type(**values)
-        return check_json(record, data) if is_checked else record
+        return check_json(record, source) if is_checked else record
 
     return read
 
 
-def _check_format(data: Mapping[str, Any], layout: _Layout) -> None:
-    if layout.format is None:
-        return
-    number = JsonObject(data).number("format", minimum=1)
-    if number > layout.format:
-        subject = layout.subject.format_map(defaultdict(lambda: None, data))
-        check_format(number, layout.format, subject=subject)
+def _check_object(data: Any, layout: _Layout, names: set[str]) -> Mapping[str, Any]:
+    """Return an object, after checks of its format and its names."""
+    if not isinstance(data, Mapping):
+        raise wrong_value_error(data, "an object")
+    if layout.format is not None:
+        number = JsonObject(data).number("format", minimum=1)
+        if number > layout.format:
+            subject = layout.subject.format_map(defaultdict(lambda: None, data))
+            check_format(number, layout.format, subject=subject)
+    if layout.closed and not names.issuperset(data):
+        raise MalformedJson("is an unknown name", min(set(data) - names))
+    return data
+
+
+def _flatten(data: Mapping[str, Any], parents: set[str]) -> Mapping[str, Any]:
+    """Return an object with the values of the objects ``parents``, by path."""
+    values = dict(data)
+    for parent in parents:
+        for name, value in JsonObject(data).object(parent).data.items():
+            values[f"{parent}.{name}"] = value
+    return values
 
 
 def _make_writer(
-    record_type: type, fields: list[_Member], layout: _Layout
+    record_type: type, fields: Sequence[_Member], layout: _Layout
 ) -> Callable[[Any], JsonDict]:
     by_attribute = {member.attribute: member for member in fields}
-    members = []
+    writers = []
     for attribute in layout.keys or by_attribute:
         member = by_attribute.get(attribute) or _find_property(record_type, attribute)
-        is_omitted = OMIT_DEFAULT in member.markers
-        members.append((member.key, attribute, member.codec.write, is_omitted, member.default))
+        parent, _, name = member.key.rpartition(".")
+        is_plain = (
+            not parent and INLINE not in member.markers and OMIT_DEFAULT not in member.markers
+        )
+        writers.append((member, is_plain, attribute, member.codec.write, parent, name))
 
     def write(record: Any) -> JsonDict:
         data: JsonDict = {}
         if layout.format is not None:
             data["format"] = layout.format
-        for key, attribute, write_value, is_omitted, default in members:
+        for member, is_plain, attribute, write_value, parent, name in writers:
             value = getattr(record, attribute)
-            if is_omitted and value == default:
+            if not is_plain and OMIT_DEFAULT in member.markers and value == member.default:
                 continue
-            data[key] = value if write_value is None else write_value(value)
+            content = value if write_value is None else write_value(value)
+            if is_plain:
+                data[name] = content
+            elif INLINE in member.markers:
+                data.update(content)
+            elif parent:
+                data.setdefault(parent, {})[name] = content
+            else:
+                data[name] = content
         return data
 
     return write

@@ -34,13 +34,14 @@ from featurestore.errors import (
 )
 from featurestore.external import grant_rows
 from featurestore.featuregroups import WriteRequest, create
-from featurestore.featuregroups.definition import build_spec, definition_differences
-from featurestore.featuregroups.redefinition import (
+from featurestore.featuregroups.comparison import (
     StoredDefinition,
-    change_definition,
+    compare_definitions,
     describe_changes,
     read_definition,
 )
+from featurestore.featuregroups.definition import build_spec
+from featurestore.featuregroups.redefinition import change_definition
 from featurestore.featuregroups.table import OpenGroup, find_existing
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.group_options import DeclaredTypes, check_primary_key
@@ -51,8 +52,6 @@ from featurestore.registry import sources as registered_sources
 from featurestore.session import Session
 from featurestore.sources import build_query, define_external
 
-# The fields of an import whose change requires the next version of a group.
-_FIXED_FIELDS = ("primary_key", "event_time", "created_time", "external")
 _MAX_PROBLEMS = 20
 
 
@@ -291,9 +290,7 @@ def plan_node(
         differences = [] if monitor is None else [freshness.describe_limit(definition.max_age)]
         change = DbtChange(node.unique_id, name, "created", version, tuple(differences))
         return _Step(change, definition, schema, spec, None, True, metadata, monitor)
-    differences = definition_differences(
-        existing.spec, spec, DeclaredTypes(), compared_fields=_FIXED_FIELDS
-    )
+    differences = compare_definitions(existing.spec, spec, DeclaredTypes()).conflicts
     needs_version = bool(differences)
     current = read_definition(existing)
     differences += describe_changes(current, change_fields(current, spec))

@@ -9,28 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-import pyarrow.types as pat
-
-from featurestore.arrow.fitting import can_widen
 from featurestore.define.definitions import Definition, GroupContent
 from featurestore.define.steps import DRAFT_TABLE, Draft, ProjectStep
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import DefinitionMismatch
 from featurestore.featuregroups import WriteRequest, create, insert
-from featurestore.featuregroups.definition import (
-    FIXED_FIELDS,
-    build_spec,
-    check_descriptions,
-    definition_differences,
-)
-from featurestore.featuregroups.redefinition import (
+from featurestore.featuregroups.comparison import (
+    DefinitionComparison,
     StoredDefinition,
-    change_definition,
+    compare_definitions,
     describe_changes,
     read_definition,
 )
+from featurestore.featuregroups.definition import build_spec, metadata_of
+from featurestore.featuregroups.redefinition import change_definition
 from featurestore.featuregroups.schema_change import widen_table
 from featurestore.featuregroups.table import OpenGroup, next_version, open_group, open_stored
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -44,15 +37,15 @@ from featurestore.sources.registration import get as get_source
 
 @dataclass(frozen=True)
 class Evolution:
-    """The in-place change of a group: its new columns and its changed definition."""
+    """The in-place change of a group: its comparison and its changed definition."""
 
-    added: tuple[pa.Field, ...]
+    comparison: DefinitionComparison
     spec: FeatureGroupSpec
     meta: commits.Meta
 
     def change(self, definition: StoredDefinition) -> StoredDefinition:
         """Return a stored definition with the changed fields, descriptions and tags."""
-        return replace(definition.with_fields_of(self.spec), meta=self.meta)
+        return replace(definition.with_fields(self.spec), meta=self.meta)
 
 
 def compare_group(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
@@ -132,68 +125,28 @@ def find_evolution(group: OpenGroup, content: GroupContent, *, next_version: int
     """
     stored, declared = group.spec, content.declared
     schema = stored.schema if content.schema is None else content.schema
-    schema = with_stored_decimals(schema, stored.schema)
-    added = tuple(field for field in schema if field.name not in stored.schema.names)
     declared_spec = build_spec(declared, name=stored.name, version=stored.version, schema=schema)
-    evolved = read_definition(group).with_fields_of(declared_spec).spec
-    evolved = evolved.with_wider_decimals(
-        pa.schema([field for field in schema if is_wider_decimal(field, stored.schema)])
-    ).with_columns(added)
-    differences = definition_differences(
-        evolved, declared_spec, declared.types, compared_fields=FIXED_FIELDS
-    )
+    comparison = compare_definitions(stored, declared_spec, declared.types)
+    conflicts = comparison.conflicts
     # The columns of a renamed query have other names in the source.
     query = content.query
     if query is not None and query.columns is not None and not query.options:
         columns, names = list(query.columns), stored.schema.names
-        differences += [f"columns: stored {names}, declared {columns}"] * (
-            set(columns) != set(names)
-        )
-    if differences:
+        conflicts += [f"columns: stored {names}, declared {columns}"] * (set(columns) != set(names))
+    if conflicts:
         raise DefinitionMismatch(
             f"Feature group {stored.name!r} version {stored.version} cannot change in place: "
-            f"{'; '.join(differences)}.",
+            f"{'; '.join(conflicts)}.",
             hint=f"version={next_version} in the definition creates the next version without rows",
         )
-    meta = commits.Meta(
-        description=declared.description,
-        tags=dict(declared.tags),
-        features=check_descriptions(declared.descriptions or {}, schema.names),
-    )
-    return Evolution(added, evolved, meta)
-
-
-def with_stored_decimals(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Return a schema with the decimals of a group that its writes have widened."""
-    fields = []
-    for field in schema:
-        stored_type = field.type
-        if field.name in stored.names:
-            stored_type = stored.field(field.name).type
-        is_widened = pat.is_decimal(stored_type) and can_widen(field.type, stored_type)
-        fields.append(
-            field.with_type(stored_type) if is_widened and pat.is_decimal(field.type) else field
-        )
-    return pa.schema(fields)
-
-
-def is_wider_decimal(field: pa.Field, stored: pa.Schema) -> bool:
-    """Return whether a column is a decimal that is wider than in the stored schema."""
-    if field.name not in stored.names or not pat.is_decimal(field.type):
-        return False
-    stored_type = stored.field(field.name).type
-    return pat.is_decimal(stored_type) and can_widen(stored_type, field.type)
+    return Evolution(comparison, comparison.evolve(), metadata_of(declared))
 
 
 def describe_evolution(group: OpenGroup, evolution: Evolution) -> list[str]:
     """Describe the change of a group."""
-    details = [f"new column {field.name} ({field.type})" for field in evolution.added]
-    for field in group.spec.schema:
-        wider_type = evolution.spec.schema.field(field.name).type
-        if wider_type != field.type:
-            details.append(f"column {field.name}: {field.type} becomes {wider_type}")
     current = read_definition(group)
-    return details + describe_changes(current, evolution.change(current))
+    changes = describe_changes(current, evolution.change(current))
+    return evolution.comparison.describe_columns() + changes
 
 
 def evolve(session: Session, evolution: Evolution) -> None:
@@ -207,7 +160,8 @@ def evolve(session: Session, evolution: Evolution) -> None:
             widen_table(session, group, spec)
             run.committed_version = latest_version(group.path)
             run.registered = True
-    if any(field.name not in group.spec.schema.names for field in evolution.added):
+    added = [field.name for field in evolution.comparison.added_columns]
+    if not set(added) <= set(group.spec.schema.names):
         request = WriteRequest(name, version=version, schema_change="add", validation="off")
         insert(session, spec.schema.empty_table(), request)
     change_definition(session, open_group(session, name, version), evolution.change)

@@ -1,4 +1,4 @@
-"""Feature group definitions: their options, and comparison of definitions."""
+"""Feature group definitions: their options, and the conversion of rows to declared types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyarrow.types as pat
 from featurestore.arrow.types import is_nested
 from featurestore.delta import commits, iceberg
 from featurestore.errors import (
-    DefinitionMismatch,
     InvalidArgument,
     did_you_mean,
     listing,
@@ -27,38 +26,9 @@ from featurestore.model.featuregroup import (
     normalize_tags,
 )
 from featurestore.model.group_options import DeclaredTypes, GroupOptions
-from featurestore.model.times import format_duration, parse_duration, parse_ttl
+from featurestore.model.times import parse_duration, parse_ttl
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.validator import find_validator
-
-# The fields that must be equal in two definitions, in addition to the columns.
-# Other arguments, such as the description, can differ without a change of the stored rows.
-_COMPARED_FIELDS = (
-    "primary_key",
-    "event_time",
-    "created_time",
-    "partition_by",
-    "ttl",
-    "expectations",
-)
-# Other fields of a definition, whose change needs no other rows.
-_OTHER_FIELDS = (
-    "validation",
-    "statistics",
-    "event_time_tolerance",
-    "compact",
-    "iceberg",
-    "external",
-)
-# The fields whose change requires the next version of a group.
-FIXED_FIELDS = (
-    "primary_key",
-    "event_time",
-    "created_time",
-    "partition_by",
-    "iceberg",
-    "external",
-)
 
 
 def declare_group(
@@ -208,91 +178,6 @@ def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str
 def metadata_of(options: GroupOptions) -> commits.Meta:
     """Return the description, feature descriptions and tags that options declare."""
     return commits.Meta(options.description, dict(options.tags), dict(options.descriptions))
-
-
-def check_same_definition(
-    options: GroupOptions, stored_spec: FeatureGroupSpec, *, batch_schema: pa.Schema
-) -> None:
-    """Reject a declaration that differs from the stored definition.
-
-    The dataframe must have exactly the columns of the group. Tags, descriptions and the validation
-    policy are not compared.
-
-    Raises:
-        DefinitionMismatch: The definitions differ; the message lists every difference.
-    """
-    declared_spec = build_spec(
-        options, name=stored_spec.name, version=stored_spec.version, schema=batch_schema
-    )
-    compared_fields: tuple[str, ...] = _COMPARED_FIELDS
-    if options.external is not None:
-        compared_fields = (*_COMPARED_FIELDS, "external")
-    differences = definition_differences(
-        stored_spec, declared_spec, options.types, compared_fields=compared_fields
-    )
-    if differences:
-        hint = "create_featuregroup(...) creates the next version"
-        if all(text.startswith(("ttl:", "expectations:")) for text in differences):
-            hint = f"update_featuregroup({stored_spec.name!r}, ...) changes the existing version"
-        raise DefinitionMismatch(
-            f"Feature group {stored_spec.name!r} version {stored_spec.version} has a different "
-            f"definition: {'; '.join(differences)}.",
-            hint=hint,
-        )
-
-
-def definition_differences(
-    stored_spec: FeatureGroupSpec,
-    declared_spec: FeatureGroupSpec,
-    declared: DeclaredTypes,
-    *,
-    compared_fields: Sequence[str] = (*_COMPARED_FIELDS, *_OTHER_FIELDS),
-) -> list[str]:
-    """Describe the differences between two definitions, in the arguments and the columns."""
-    differences = []
-    for label in compared_fields:
-        before, now = getattr(stored_spec, label), getattr(declared_spec, label)
-        if before != now:
-            differences.append(
-                f"{label}: stored {format_value(before)}, declared {format_value(now)}"
-            )
-    return differences + _column_differences(stored_spec.schema, declared_spec.schema, declared)
-
-
-def _column_differences(
-    stored_schema: pa.Schema, declared_schema: pa.Schema, declared: DeclaredTypes
-) -> list[str]:
-    """Describe missing, new and retyped columns."""
-    types_by_name = {column.name: column.type for column in declared_schema}
-    differences = []
-    for column in stored_schema:
-        dtype = types_by_name.pop(column.name, None)
-        if dtype is None:
-            differences.append(f"column {column.name!r} ({column.type}) is missing")
-        elif dtype != column.type and not _is_undeclared_decimal(dtype, column, declared):
-            differences.append(f"column {column.name!r}: stored {column.type}, declared {dtype}")
-    differences += [f"column {name!r} is new" for name in types_by_name]
-    return differences
-
-
-def _is_undeclared_decimal(
-    dtype: pa.DataType, stored_column: pa.Field, declared: DeclaredTypes
-) -> bool:
-    """Return True if both types are decimals and the caller declared no type for the column."""
-    # Later writes may have widened the stored type, so it may differ from the type of this
-    # dataframe.
-    if declared.decimal is not None or stored_column.name in declared.columns:
-        return False
-    return pat.is_decimal(dtype) and pat.is_decimal(stored_column.type)
-
-
-def format_value(value: object) -> str:
-    """Format a value of a definition for messages."""
-    if isinstance(value, timedelta):
-        return repr(format_duration(value))
-    if isinstance(value, tuple):
-        return repr(list(value))
-    return repr(value)
 
 
 def convert_relation(

@@ -10,7 +10,6 @@ are made through different registries.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,17 +18,20 @@ from typing import Any
 from featurestore.delta import commits, iceberg
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import InvalidArgument
+from featurestore.featuregroups.comparison import (
+    StoredDefinition,
+    describe_changes,
+    read_definition,
+)
 from featurestore.featuregroups.definition import (
     check_description,
     check_descriptions,
     check_validation_policy,
-    format_value,
     normalize_expectations,
 )
 from featurestore.featuregroups.table import OpenGroup, open_group, version_title
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import parse_duration, parse_ttl
-from featurestore.model.validation import describe
 from featurestore.plugins.engine import PropertyChange
 from featurestore.plugins.validator import find_validator
 from featurestore.recovery import groups
@@ -38,29 +40,6 @@ from featurestore.retrieval.compared_features import check_compared_features
 from featurestore.session import Session
 from featurestore.storage.failures import warn_after_publication
 from featurestore.validation import Subject, check_columns
-
-# The fields that can change without another version of the group.
-CHANGEABLE_FIELDS = (
-    "ttl",
-    "expectations",
-    "validation",
-    "statistics",
-    "event_time_tolerance",
-    "compact",
-)
-
-
-@dataclass(frozen=True)
-class StoredDefinition:
-    """The parts of a group that can change in place: fields of its spec, descriptions and tags."""
-
-    spec: FeatureGroupSpec
-    meta: commits.Meta
-
-    def with_fields_of(self, spec: FeatureGroupSpec) -> StoredDefinition:
-        """Return the definition with the changeable fields of another spec."""
-        fields = {name: getattr(spec, name) for name in CHANGEABLE_FIELDS}
-        return replace(self, spec=replace(self.spec, **fields))
 
 
 @dataclass(frozen=True)
@@ -196,51 +175,3 @@ def check_expectations(session: Session, spec: FeatureGroupSpec) -> None:
         for expectation in spec.expectations:
             check_columns(expectation, subject, validator=validator)
         check_compared_features(session, spec)
-
-
-def read_definition(group: OpenGroup) -> StoredDefinition:
-    """Return the definition of an open group."""
-    return StoredDefinition(group.spec, commits.meta_of(group.state))
-
-
-def describe_changes(before: StoredDefinition, now: StoredDefinition) -> list[str]:
-    """Describe the differences between two definitions of a group, for plans and histories."""
-    changes = []
-    for name in CHANGEABLE_FIELDS:
-        old, new = getattr(before.spec, name), getattr(now.spec, name)
-        if name == "expectations" and old != new:
-            changes += describe_expectations(before.spec, now.spec)
-        elif old != new:
-            changes.append(f"{name}: {format_value(old)} becomes {format_value(new)}")
-    if before.meta.description != now.meta.description:
-        changes.append("another description")
-    if dict(before.meta.features) != dict(now.meta.features):
-        changes.append("other descriptions of features")
-    old_tags, new_tags = dict(before.meta.tags), dict(now.meta.tags)
-    if old_tags != new_tags:
-        changes.append(f"tags: {old_tags} becomes {new_tags}")
-    return changes
-
-
-def describe_expectations(before: FeatureGroupSpec, now: FeatureGroupSpec) -> list[str]:
-    """Describe which expectations were added, changed and removed."""
-    earlier, later = _expectations_by_text(before), _expectations_by_text(now)
-    changes = [f"expectation {text} is new" for text in later if text not in earlier]
-    for text, expectation in later.items():
-        if text in earlier and earlier[text] != expectation:
-            changes.append(f"expectation {text} has another feature, severity or description")
-    changes += [f"expectation {text} was removed" for text in earlier if text not in later]
-    # Only the order or the number of equal expectations differs.
-    return changes or ["expectations in another order"]
-
-
-def _expectations_by_text(spec: FeatureGroupSpec) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for expectation in spec.expectations:
-        # A history is also shown to users who may not know the name of a compared feature.
-        kwargs = {key: value for key, value in expectation["kwargs"].items() if key != "feature"}
-        text = describe({**expectation, "kwargs": kwargs})
-        texts[text] = texts.get(text, "") + json.dumps(
-            dict(expectation), sort_keys=True, default=str
-        )
-    return texts

@@ -17,7 +17,7 @@ from featurestore.errors import (
 )
 from featurestore.external import grant_rows
 from featurestore.featuregroups import table
-from featurestore.featuregroups.definition import check_same_definition, definition_differences
+from featurestore.featuregroups.comparison import check_same_definition, compare_definitions
 from featurestore.featuregroups.existing import notify, reuse_notice, version_notice
 from featurestore.featuregroups.group_write import GroupWrite
 from featurestore.featuregroups.write_request import WriteRequest
@@ -102,7 +102,8 @@ def create(
         _warn_views(session, spec)
         write.audit()
         if existing is not None:
-            differences = definition_differences(existing.spec, spec, options.types)
+            comparison = compare_definitions(existing.spec, spec, options.types)
+            differences = [difference.conflict for difference in comparison.differences]
             if not differences and write.has_rows_of(existing):
                 notify(reuse_notice(existing, options))
                 return existing.spec, table.repeated_commit(existing.path, existing.delta_version)

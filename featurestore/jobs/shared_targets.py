@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError, InvalidJob, JobWarning
+from featurestore.featuregroups.comparison import COLUMN_FIELDS
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.writers import (
     GroupWriter,
@@ -24,7 +25,6 @@ from featurestore.featuregroups.writers import (
     select_writers,
     writers_of,
 )
-from featurestore.jobs.target import ROLES
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import GroupWork, JobSpec, StreamWork, WindowedWork
 from featurestore.registry import featuregroups, jobs
@@ -136,7 +136,7 @@ def refuse_pair(job: str, work: GroupWork, name: str, writer: GroupWriter, *, wa
 
 def check_same_roles(job: str, work: GroupWork, second_job: str, second: GroupWork) -> None:
     """Refuse jobs with different keys or times, which would create a version in turn."""
-    for argument in ROLES:
+    for argument in COLUMN_FIELDS:
         first_value, second_value = (
             getattr(options, argument) for options in (work.options, second.options)
         )

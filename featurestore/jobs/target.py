@@ -14,6 +14,7 @@ from featurestore.arrow.untyped import format_schema, format_sql_casts, refuse_u
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import FeatureStoreError
+from featurestore.featuregroups.comparison import COLUMN_FIELDS, compare_fields
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.jobs.schedule import check_schedule
@@ -25,9 +26,6 @@ from featurestore.registry import featuregroups
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.streams.opening import describe_column_changes
-
-# The options that differ only between versions of a group.
-ROLES = ("primary_key", "event_time", "created_time", "partition_by")
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def find_target(session: Session, work: GroupWork) -> OpenGroup | None:
             return None
     group = open_stored(session, work.target, to="write rows of a job")
     # Other columns need no new version, because runs add new columns to the group.
-    if any(getattr(group.spec, name) != getattr(work.options, name) for name in ROLES):
+    if compare_fields(group.spec, work.options, COLUMN_FIELDS):
         return None
     if isinstance(work, StreamWork) and describe_column_changes(work.stream, group.spec):
         return None

@@ -13,7 +13,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from featurestore.errors import DatasetDamaged, UnsupportedType
 from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
-    DatasetFormat,
     Layout,
     ShardProblem,
     ShardReader,
@@ -337,7 +336,3 @@ def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
             f"CSV does not support times before the year 1 or after 9999: columns {', '.join(refused)}.",
             hint="store them as numbers, or use data_format='parquet'",
         )
-
-
-if TYPE_CHECKING:
-    _contract: DatasetFormat = CsvFormat()

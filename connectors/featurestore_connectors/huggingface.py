@@ -24,7 +24,6 @@ from featurestore.errors import DatasetDamaged, UnsupportedType
 from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
-    DatasetFormat,
     Layout,
     ShardReader,
     WrittenFile,
@@ -214,7 +213,3 @@ class StreamShard:
 
     def close(self) -> None:
         self._file.close()
-
-
-if TYPE_CHECKING:
-    _contract: DatasetFormat = HuggingFaceFormat()

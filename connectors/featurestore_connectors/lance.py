@@ -28,7 +28,6 @@ from featurestore.errors import (
 from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
-    DatasetFormat,
     Layout,
     ShardReader,
     WrittenFile,
@@ -285,7 +284,3 @@ class LanceShard:
 
     def close(self) -> None:
         self._readers.clear()
-
-
-if TYPE_CHECKING:
-    _contract: DatasetFormat = LanceFormat()

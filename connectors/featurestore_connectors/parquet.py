@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
-from typing import TYPE_CHECKING
 from weakref import finalize
 
 import pyarrow as pa
@@ -25,7 +24,6 @@ from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
-    DatasetFormat,
     Layout,
     ShardProblem,
     ShardReader,
@@ -286,7 +284,3 @@ def _is_feature_type(dtype: pa.DataType) -> bool:
     except TypeError:
         return False
     return True
-
-
-if TYPE_CHECKING:
-    _contract: DatasetFormat = ParquetFormat()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from featurestore.errors import DatasetDamaged, UnsupportedType
 from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
-    DatasetFormat,
     Layout,
     ShardReader,
     WrittenShard,
@@ -303,7 +302,3 @@ def _decode_arrays(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Arr
     numbers = np.frombuffer(b"".join(chunks), item).reshape(len(values), *array_shape(dtype))
     valid = np.array([value is not None for value in values], np.bool_)
     return from_numpy(numbers, valid=valid)
-
-
-if TYPE_CHECKING:
-    _contract: DatasetFormat = WebDatasetFormat()

@@ -5,6 +5,7 @@ Formats, including the built-in formats, are entry points of the group ``feature
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from featurestore.model.manifest import Manifest
+    from featurestore.plugins.native import RecordPlan
 
+# Rows of a shard that are read at once.
+_READ_ROWS = 65_536
 Layout = Mapping[str, Any]
 NumpyArray: TypeAlias = "npt.NDArray[Any]"
 
@@ -237,71 +241,11 @@ class RecordChecksums(Protocol):
         ...
 
 
-@runtime_checkable
-class NativeReading(Protocol):
-    """An optional capability of formats: the native reader of a library, for one worker."""
+class DatasetFormat(ABC):
+    """Base class of the file formats of training datasets.
 
-    def native_reader(
-        self,
-        directory: str,
-        manifest: Manifest,
-        *,
-        split: str,
-        worker: int,
-        workers: int,
-        **options: Any,
-    ) -> Any:
-        """Return the native reader for a worker's rows; ``options`` are passed to the library."""
-        ...
-
-
-@runtime_checkable
-class NarrowProfile(Protocol):
-    """An optional capability of formats whose layout depends on only some columns."""
-
-    def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns to profile; profiles of other columns have only the row count."""
-        ...
-
-
-@runtime_checkable
-class ShardFitting(Protocol):
-    """An optional capability of formats whose layout depends on the number of rows in a shard."""
-
-    def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
-        """Return the layout for a dataset whose largest split has ``rows`` rows in ``shards`` shards."""
-        ...
-
-
-@runtime_checkable
-class ShardFolder(Protocol):
-    """An optional capability of formats whose shards are in a folder of their split."""
-
-    @property
-    def shard_folder(self) -> str:
-        """The name of the folder: shards are ``<split>/<folder>/<format>-00000-of-00008``."""
-        ...
-
-
-@runtime_checkable
-class SequentialReading(Protocol):
-    """An optional capability of formats: the rows of layouts that ``refuse_reading`` refuses."""
-
-    def read_in_order(
-        self, path: str, *, layout: Layout, columns: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of a shard, some at a time, with the feature types in the manifest.
-
-        Raises:
-            DatasetDamaged: The bytes are not valid in this format.
-        """
-        ...
-
-
-class DatasetFormat(Protocol):
-    """A file format of training datasets.
-
-    Every implementation must pass ``featurestore.testing.FormatConformance``.
+    Abstract methods are those that every format implements; the others have defaults for formats
+    without the feature. Every implementation must pass ``featurestore.testing.FormatConformance``.
 
     **State.** A format is stateless, picklable and thread-safe; executors and workers create it
     from its name. It does not use the store, registry or engine.
@@ -328,32 +272,44 @@ class DatasetFormat(Protocol):
     any data is written; ``UnsupportedType`` from ``write_shard`` for values that no layout
     supports; ``DatasetDamaged`` for corrupt files; ``MissingExtra`` if a library is not installed;
     ``StorageError`` for file system errors.
-
-    Optional capabilities are detected with ``isinstance``: ``NativeReading``, ``NarrowProfile``,
-    ``ShardFitting``, ``ShardFolder``, ``SequentialReading``, ``plugins.native.DescribesRecords``, and for a
-    ``RecordAccess`` ``RecordChecksums``.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The entry point's name."""
-        ...
 
     @property
+    @abstractmethod
     def extension(self) -> str:
         """The file extension of shards without the dot, or an empty string.
 
         The file names are ``<split>/<format>-00000-of-00008[.<extension>]``.
         """
-        ...
 
+    @property
+    def shard_folder(self) -> str:
+        """The name of a folder for the shards of a split, or an empty string.
+
+        The shards in a folder are ``<split>/<folder>/<format>-00000-of-00008``.
+        """
+        return ""
+
+    @abstractmethod
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
         """Raise UnsupportedType, listing all unsupported columns, or InvalidArgument.
 
         ``compression`` is a codec name in upper case.
         """
-        ...
 
+    def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
+        """Return the columns whose values determine the layout, by default all.
+
+        Profiles of other columns have only the row count.
+        """
+        return list(schema.names)
+
+    @abstractmethod
     def layout(
         self,
         schema: pa.Schema,
@@ -363,16 +319,23 @@ class DatasetFormat(Protocol):
         block_rows: int,
     ) -> Layout:
         """Return the layout of a dataset, a JSON object for readers and writers."""
-        ...
 
+    def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
+        """Return the layout for a dataset whose largest split has ``rows`` rows in ``shards`` shards.
+
+        By default, a layout does not depend on the sizes of shards.
+        """
+        return layout
+
+    @abstractmethod
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
         """Return the representation of each column."""
-        ...
 
+    @abstractmethod
     def bytes_per_row(self, layout: Layout, profiles: Sequence[ColumnProfile]) -> float:
         """Return the expected bytes per row, from which the number of shards is derived."""
-        ...
 
+    @abstractmethod
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
@@ -381,23 +344,37 @@ class DatasetFormat(Protocol):
         ``batches`` is consumed once; it may be empty or yield empty batches. If it raises an
         exception, the exception is propagated and no shard is published.
         """
-        ...
+
+    def record_plan(self, layout: Layout) -> RecordPlan | None:
+        """Return a plan by which engines encode records themselves (``Engine.write_records``).
+
+        None, the default, if the layout has no such description. The bytes are those of
+        ``write_shard``.
+        """
+        return None
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        """Write files that describe the dataset (metadata, schema), before the manifest is written."""
-        ...
+        """Write files that describe the dataset (metadata, schema), before the manifest is written.
 
+        By default, all data is in the shards.
+        """
+        return ()
+
+    @abstractmethod
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         """Open a shard for reading."""
-        ...
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
-        """Return an object for random access to records, or None if the layout has no such access."""
-        ...
+        """Return an object for random access to records, or None if the layout has no such access.
 
+        It is the fastest way to read records of one width. An object with ``RecordChecksums`` lets
+        readers verify the records that they read.
+        """
+        return None
+
+    @abstractmethod
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         """Check framing, checksums and row count of a shard, and return its defects."""
-        ...
 
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
         """Return ``{column: tf.io feature}``.
@@ -405,11 +382,57 @@ class DatasetFormat(Protocol):
         Raises:
             InvalidArgument: TensorFlow does not parse the format as Example.
         """
-        ...
+        raise InvalidArgument(
+            f"TensorFlow does not parse {self.name!r} files as tf.train.Example.",
+            hint="use reader(...).tf_dataset(), or data_format='tfrecord'",
+        )
 
     def refuse_reading(self, layout: Layout) -> str | None:
         """Return the reason why random access to rows is impossible (GZIP), or None."""
-        ...
+        return None
+
+    def reads_in_order(self, layout: Layout) -> bool:
+        """Return whether ``read_in_order`` reads a layout."""
+        return self.refuse_reading(layout) is None
+
+    def read_in_order(
+        self, path: str, *, layout: Layout, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of a shard, some at a time, with the feature types in the manifest.
+
+        Formats override it, and ``reads_in_order``, for layouts that ``refuse_reading`` refuses.
+
+        Raises:
+            DatasetDamaged: The bytes are not valid in this format.
+            InvalidArgument: The format cannot read the layout.
+        """
+        shard = self.open_shard(path, layout=layout)
+        try:
+            for start in range(0, shard.rows, _READ_ROWS):
+                yield shard.read(start, min(shard.rows, start + _READ_ROWS), columns)
+        finally:
+            shard.close()
+
+    def native_reader(
+        self,
+        directory: str,
+        manifest: Manifest,
+        *,
+        split: str,
+        worker: int,
+        workers: int,
+        **options: Any,
+    ) -> Any:
+        """Return a library's reader for a worker's rows; ``options`` are passed to the library.
+
+        Raises:
+            InvalidArgument: The format has no such reader, which is the default.
+        """
+        raise InvalidArgument(
+            f"Training dataset {manifest.name!r} version {manifest.version} is "
+            f"{manifest.data_format}, not petastorm.",
+            hint="create it with data_format='petastorm', or use .reader()",
+        )
 
 
 def find_format(name: str) -> DatasetFormat:

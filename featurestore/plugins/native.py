@@ -1,7 +1,7 @@
 """Optional capabilities of engines: row hashing, and native encoding of records.
 
-If a format implements ``DescribesRecords`` (a template with slots) and an engine implements
-``WritesRecords``, the engine encodes the records natively, without Python. Otherwise the format's
+If a format describes its records by a ``RecordPlan`` (a template with slots) and an engine
+implements ``WritesRecords``, the engine encodes the records natively, without Python. Otherwise the format's
 ``write_shard`` is used, which writes the same bytes.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 
 from featurestore.plugins.engine import Relation
-from featurestore.plugins.format import ColumnProfile, Layout, WrittenShard
+from featurestore.plugins.format import ColumnProfile, WrittenShard
 
 
 @runtime_checkable
@@ -83,15 +83,6 @@ class HashCounts:
     histograms: dict[int, Any]
     hash_sums: dict[int, int]
     profiles: tuple[ColumnProfile, ...]
-
-
-@runtime_checkable
-class DescribesRecords(Protocol):
-    """A format that can describe its records as a template with slots."""
-
-    def record_plan(self, layout: Layout) -> RecordPlan | None:
-        """Return the plan for encoding records, or None if the layout has no such description."""
-        ...
 
 
 @runtime_checkable

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,
+    DatasetFormat,
     Layout,
-    RecordAccess,
     ShardProblem,
-    ShardReader,
-    WrittenFile,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from featurestore.model.manifest import Manifest
 
 
 # Verification reads this many rows at a time, so that its memory is bounded.
@@ -33,8 +29,8 @@ def select_fields(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
-class PlainFormat:
-    """Base class for formats without fixed-width records; implements most of ``DatasetFormat``.
+class PlainFormat(DatasetFormat):
+    """Base class for formats without fixed-width records; they preserve all types.
 
     The layouts of these formats have the entries ``mean_bytes``, the expected bytes per row, and
     ``schema``, the feature types as JSON.
@@ -65,10 +61,6 @@ class PlainFormat:
                 hint="compression=None, or data_format='parquet'",
             )
 
-    def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
-        """Open a shard for reading; subclasses override this method."""
-        raise NotImplementedError
-
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         """Read all rows of a shard, and return its defects."""
         names = [column["name"] for column in layout["schema"]]
@@ -82,25 +74,6 @@ class PlainFormat:
         if shard.rows != rows:
             return [ShardProblem(path, f"has {shard.rows:,} rows; the manifest lists {rows:,}")]
         return []
-
-    def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        """Return an empty list, because all data is in the shards."""
-        return []
-
-    def record_access(self, layout: Layout) -> RecordAccess | None:
-        """Return None, because the format has no fixed-width records."""
-        return None
-
-    def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
-        """Raise InvalidArgument, because only TFRecord is parsed as Example."""
-        raise InvalidArgument(
-            f"TensorFlow does not parse {self.name!r} files as tf.train.Example.",
-            hint="use reader(...).tf_dataset(), or data_format='tfrecord'",
-        )
-
-    def refuse_reading(self, layout: Layout) -> str | None:
-        """Return None, because random access to rows is supported."""
-        return None
 
 
 def damaged_shard_error(path: str, section: str, error: BaseException) -> DatasetDamaged:

@@ -33,7 +33,6 @@ from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
     Layout,
-    NarrowProfile,
     Plane,
     RecordAccess,
     RecordChecksums,
@@ -282,8 +281,6 @@ class FormatConformance:
         assert list(dataset_format.finish(str(tmp_path), manifest)) == first
 
     def test_layout_ignores_unprofiled_columns(self, dataset_format: DatasetFormat) -> None:
-        if not isinstance(dataset_format, NarrowProfile):
-            return
         table = cases.example_table(cases.supported(dataset_format))
         profiled_names = list(dataset_format.columns_to_profile(table.schema))
         assert profiled_names == [name for name in table.schema.names if name in profiled_names]

@@ -17,7 +17,7 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.manifest import Manifest, format_source
 from featurestore.model.roles import DatasetRoles
 from featurestore.model.suggestions import missing_member_error
-from featurestore.plugins.format import NativeReading, find_format
+from featurestore.plugins.format import find_format
 from featurestore.progress import show_progress
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
@@ -556,13 +556,6 @@ class TrainingDataset(ModelInputs):
         require_local(
             self.path, "Petastorm readers", "dataset.download(path).petastorm_reader(...)"
         )
-        dataset_format = find_format(self.manifest.data_format)
-        if not isinstance(dataset_format, NativeReading):
-            raise InvalidArgument(
-                f"Training dataset {self.name!r} version {self.version} is "
-                f"{self.manifest.data_format}, not petastorm.",
-                hint="create it with data_format='petastorm', or use .reader()",
-            )
-        return dataset_format.native_reader(
+        return find_format(self.manifest.data_format).native_reader(
             self.path, self.manifest, split=split, worker=worker, workers=workers, **options
         )

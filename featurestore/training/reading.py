@@ -30,7 +30,7 @@ from featurestore.model.names import NamedColumn, cell_names, check_distinct_nam
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
 from featurestore.plugins.engine import Relation, find_engine
-from featurestore.plugins.format import SequentialReading, find_format
+from featurestore.plugins.format import find_format
 from featurestore.readers.class_weights import compute_balanced_weights
 from featurestore.readers.columns import to_numpy, value_dtype_and_shape
 from featurestore.readers.transformed import zero_based_label_codes
@@ -88,11 +88,7 @@ def shard_batches(
 
 def has_readable_rows(manifest: Manifest) -> bool:
     """Return whether ``shard_batches_in_order`` can read a dataset."""
-    dataset_format = find_format(manifest.data_format)
-    return (
-        isinstance(dataset_format, SequentialReading)
-        or dataset_format.refuse_reading(manifest.layout) is None
-    )
+    return find_format(manifest.data_format).reads_in_order(manifest.layout)
 
 
 def shard_batches_in_order(
@@ -109,8 +105,7 @@ def shard_batches_in_order(
         DatasetDamaged: The shard is damaged, or lacks rows.
     """
     dataset_format = find_format(manifest.data_format)
-    is_compressed = dataset_format.refuse_reading(manifest.layout) is not None
-    if not is_compressed or not isinstance(dataset_format, SequentialReading):
+    if dataset_format.refuse_reading(manifest.layout) is None:
         yield from shard_batches(directory, manifest, shard, columns=columns)
         return
     _current.record_path_read(directory)

@@ -24,7 +24,6 @@ from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import ReaderConfigError, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
-    DatasetFormat,
     Layout,
     ShardProblem,
     ShardReader,
@@ -273,7 +272,3 @@ def row_groups_per_shard(rows: int, *, shards: int) -> int:
         if rows // shards // groups >= FEW_ROWS:
             return groups
     return fitting[-1] if fitting else ROW_GROUPS_PER_SHARD
-
-
-if TYPE_CHECKING:
-    _contract: DatasetFormat = PetastormFormat()

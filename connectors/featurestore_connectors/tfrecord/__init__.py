@@ -28,7 +28,6 @@ from featurestore.plugins.format import (
     WrittenShard,
 )
 from featurestore.plugins.native import (
-    DescribesRecords,
     NullMark,
     RecordPlan,
     RecordSlot,
@@ -68,8 +67,8 @@ _TYPES = {"int64": "INT", "float32": "FLOAT", "bytes": "BYTES"}
 GZIP_LEVEL = 6
 
 
-class TFRecordFormat:
-    """Dataset format of ``tf.train.Example`` records (implements ``formats.DatasetFormat``)."""
+class TFRecordFormat(DatasetFormat):
+    """Dataset format of ``tf.train.Example`` records."""
 
     @property
     def name(self) -> str:
@@ -133,6 +132,9 @@ class TFRecordFormat:
         if record_layout.fixed:
             return FixedShard(path, record_layout)
         return VariableShard(path, record_layout)
+
+    def reads_in_order(self, layout: Layout) -> bool:
+        return True
 
     def read_in_order(
         self, path: str, *, layout: Layout, columns: Sequence[str]
@@ -302,8 +304,3 @@ def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:
         lines += [f"    dim {{\n      size: {size}\n    }}\n" for size in column.shape]
         lines.append("  }\n")
     return "".join([*lines, "}\n"])
-
-
-if TYPE_CHECKING:
-    _contract: DatasetFormat = TFRecordFormat()
-    _describes_records: DescribesRecords = TFRecordFormat()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from featurestore.arrow.values import rounds_to_infinity
 from featurestore.errors import InvalidArgument, InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction
-from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
+from featurestore.plugins.format import ColumnProfile, Layout
 from featurestore.plugins.native import SupportsRowHashing
 from featurestore.training.export.assignment import (
     UNCOVERED,
@@ -239,11 +239,9 @@ def _build_counts(
 
 def _columns_to_profile(request: ExportRequest) -> tuple[str, ...]:
     """Return the columns whose values determine the layout, or whose lengths must be checked."""
-    if isinstance(request.format, NarrowProfile):
-        profiled_names = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
-        profiled_names.update(name for name, role in request.roles.items() if role == "weight")
-        return tuple(name for name in request.columns if name in profiled_names)
-    return request.columns
+    profiled_names = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
+    profiled_names.update(name for name, role in request.roles.items() if role == "weight")
+    return tuple(name for name in request.columns if name in profiled_names)
 
 
 def _check_weights(request: ExportRequest, profiles: Sequence[ColumnProfile]) -> None:
@@ -274,11 +272,9 @@ def _plan_layout(
             request.choose_shard_count(rows, bytes_per_row=bytes_per_row) for rows in split_rows
         ]
         shard_counts = planned_counts
-    if isinstance(request.format, ShardFitting):
-        # The largest split decides, because all splits share one layout.
-        rows, shards = max(zip(split_rows, shard_counts, strict=True))
-        layout = request.format.fitted(layout, rows=rows, shards=shards)
-    return layout, shard_counts
+    # The largest split decides, because all splits share one layout.
+    rows, shards = max(zip(split_rows, shard_counts, strict=True))
+    return request.format.fitted(layout, rows=rows, shards=shards), shard_counts
 
 
 def _split_classes(rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:

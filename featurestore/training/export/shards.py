@@ -20,10 +20,8 @@ from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged
 from featurestore.hashing import canonical_bytes
 from featurestore.plugins.engine import HoldsRows, Relation
-from featurestore.plugins.format import DatasetFormat, Layout, ShardFolder, WrittenShard
+from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.plugins.native import (
-    DescribesRecords,
-    RecordPlan,
     RecordShard,
     RecordTask,
     WritesRecords,
@@ -132,7 +130,7 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
     if dataset_format.extension:
         extension = f".{dataset_format.extension}"
     folder = ""
-    if isinstance(dataset_format, ShardFolder):
+    if dataset_format.shard_folder:
         folder = f"{dataset_format.shard_folder}/"
     shards = []
     for split, sizes, boundaries in zip(
@@ -417,7 +415,7 @@ def assign_shards_for_records(rows: HashedRows, plan: ShardPlan, directory: str)
     engine = rows.engine
     if not rows.by_engine or not isinstance(engine, WritesRecords):
         return None
-    if _record_plan(rows.request, plan) is None:
+    if rows.request.format.record_plan(plan.layout) is None:
         return None
     assigned = assign_shards_in_engine(rows, plan.assignment)
     if assigned is None or not engine.can_write_records(assigned.schema, directory):
@@ -435,7 +433,7 @@ def _write_records(
 ) -> dict[int, ShardResult]:
     """Let the engine write the nonempty shards, and return their summaries."""
     engine, request = rows.engine, rows.request
-    records = _record_plan(request, plan)
+    records = request.format.record_plan(plan.layout)
     if records is None or not isinstance(engine, WritesRecords):
         raise TypeError("the engine cannot write these records")
     task = RecordTask(
@@ -449,12 +447,6 @@ def _write_records(
         max_labels=MAX_LABEL_VALUES + 1,  # one of them may be null
     )
     return {shard.number: (_summary(shard), None) for shard in engine.write_records(assigned, task)}
-
-
-def _record_plan(request: ExportRequest, plan: ShardPlan) -> RecordPlan | None:
-    if not isinstance(request.format, DescribesRecords):
-        return None
-    return request.format.record_plan(plan.layout)
 
 
 def _summary(shard: RecordShard) -> ShardSummary:

@@ -27,8 +27,8 @@ from report import COMPARISONS, Report
 
 import featurestore
 from featurestore.readers import Reader
+from featurestore.readers.plan import ReadPlan, shard_files
 from featurestore.readers.prefetch import RangedShardFiles
-from featurestore.readers.reader import shard_files
 from featurestore.training.dataset import TrainingDataset
 
 BATCH = 1024
@@ -128,20 +128,20 @@ def measure_verification(dataset: TrainingDataset, name: str) -> None:
         )
 
 
-def ranged_files(reader: Reader) -> RangedShardFiles:
+def ranged_files(plan: ReadPlan) -> RangedShardFiles:
     """Return the files of a local split as those of an object store, which are read by pread."""
-    local = shard_files(reader.path, reader.manifest, reader.split)
+    local = shard_files(plan.path, plan.manifest, plan.split)
     assert local.access is not None
-    window_blocks = reader.order.lanes * (reader.order.window_rows // reader.order.block_rows + 1)
+    window_blocks = plan.order.lanes * (plan.order.window_rows // plan.order.block_rows + 1)
     return RangedShardFiles(
-        reader.path,
-        reader.manifest,
-        reader.split,
+        plan.path,
+        plan.manifest,
+        plan.split,
         local.format,
         local.access,
-        read_blocks=2 * window_blocks + len(reader.split.shards),
+        read_blocks=2 * window_blocks + len(plan.split.shards),
         ahead_bytes=256 << 20,
-        memory=reader.memory,
+        memory=plan.memory,
     )
 
 
@@ -151,7 +151,7 @@ def measure_pread(datasets: Mapping[str, TrainingDataset]) -> None:
     changes: dict[str, tuple[Callable[[], AbstractContextManager[Any]], ...]] = {
         "tfrecord, one width": (
             nullcontext,
-            partial(mock.patch.object, Reader, "files", ranged_files),
+            partial(mock.patch.object, ReadPlan, "files", ranged_files),
         ),
         "parquet": (partial(mock.patch.object, pq, "ParquetFile", mapped), nullcontext),
     }

@@ -217,7 +217,7 @@ print(SQLiteSource.__name__, sorted({"duckdb", "polars", "pyiceberg", "sqlalchem
 LAZY_CIRCLES = {
     ("featurestore.model.plan", "featurestore.model.plan_text"),
     ("featurestore.model.statistics", "featurestore.model.statistics_text"),
-    ("featurestore.readers.checkpoint", "featurestore.readers.reader"),
+    ("featurestore.readers.checkpoint", "featurestore.readers.opening"),
 }
 
 

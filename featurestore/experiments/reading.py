@@ -8,7 +8,7 @@ from typing import Any
 
 from featurestore.model.json_object import JsonDict
 from featurestore.readers import Reader
-from featurestore.readers.reader import Batch
+from featurestore.readers.plan import Batch
 
 
 @dataclass

@@ -22,7 +22,7 @@ from featurestore.readers.tensorflow import import_tensorflow
 if TYPE_CHECKING:
     from featurestore.experiments.context import Context, RunCheckpoint
     from featurestore.experiments.reading import RunReader
-    from featurestore.readers.reader import Batch
+    from featurestore.readers.plan import Batch
 
 # Minimum size of a variable's shards; there is at most one shard per server.
 SHARD_BYTES = 256 * 1024

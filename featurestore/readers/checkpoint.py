@@ -114,7 +114,7 @@ class ReaderCheckpoint:
             ManifestMismatch: The checkpoint belongs to another dataset.
             ReaderConfigError: The checkpoint was saved by a reader with different settings.
         """
-        from featurestore.readers.reader import resume
+        from featurestore.readers.opening import resume
 
         newest = self._checkpoint_to_restore()
         if newest is None:
@@ -229,16 +229,16 @@ class ReaderCheckpoint:
 
         refuse_bytes_labels(self.reader.manifest, self.reader.columns)
         keras.refuse_fit(model)
-        refuse_metrics_over_padding(self.reader, model)
+        refuse_metrics_over_padding(self.reader.plan, model)
         weight_losses_by_rows(model)
-        validation_reader = keras.pop_validation_reader(validation, options)
+        validation_plan = keras.pop_validation_plan(validation, options)
         if class_weights is None:
             class_weights = options.pop("class_weight", None)
         data = self.reader if class_weights is None else self.reader.weighed(class_weights)
         options.setdefault("shuffle", False)  # the reader shuffles; Keras 3 warns of its default
         user_callbacks = list(options.pop("callbacks", None) or ())
         # The validation callback replaces the validation of Keras.
-        frequency = options.pop("validation_freq", 1) if validation_reader is not None else 1
+        frequency = options.pop("validation_freq", 1) if validation_plan is not None else 1
         histories: list[Any] = []
         # Restoring is watched, too, since it waits for the storage and for the other workers.
         with self.heartbeat(directory=heartbeat_dir, timeout=timeout) as heartbeat:
@@ -260,10 +260,10 @@ class ReaderCheckpoint:
                     is_first_fit=not histories,
                     is_last_fit=last == epochs,
                 )
-                if validation_reader is not None:
+                if validation_plan is not None:
                     # It comes first, so that all callbacks see the metrics of the validation.
                     metrics = keras.validation_callback(
-                        model, validation_reader, frequency=frequency, after_batch=heartbeat.extend
+                        model, validation_plan, frequency=frequency, after_batch=heartbeat.extend
                     )
                     callbacks.insert(0, metrics)
                 saving_callback = self.callback(

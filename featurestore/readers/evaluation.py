@@ -12,28 +12,31 @@ from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.readers.batches import WorkerSteps
 from featurestore.readers.columns import NumpyArray, Tensor
 from featurestore.readers.order import PADDING, Rows
-from featurestore.readers.tensorflow import KerasModel, Strategy, TfDataset, import_tensorflow
+from featurestore.readers.plan import ReadPlan
+from featurestore.readers.tensorflow import (
+    KerasModel,
+    Strategy,
+    TfDataset,
+    import_tensorflow,
+)
 from featurestore.readers.transformed import refuse_bytes_labels
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from featurestore.readers.order import ReaderOrder
-    from featurestore.readers.reader import Reader
 
-
-def reading_order(reader: Reader, epoch: int) -> Rows:
+def reading_order(plan: ReadPlan, epoch: int) -> Rows:
     """Return the canonical row numbers of an epoch as a single worker reads them, with padding."""
-    order = reader.order.epoch(epoch)
-    return order.batches(0, reader.steps_per_epoch).reshape(-1)
+    order = plan.order.epoch(epoch)
+    return order.batches(0, plan.steps_per_epoch).reshape(-1)
 
 
-def remove_padding(reader: Reader, predictions: Any, *, epoch: int) -> NumpyArray:
+def remove_padding(plan: ReadPlan, predictions: Any, *, epoch: int) -> NumpyArray:
     """Remove the predictions of padding rows."""
     if hasattr(predictions, "detach"):  # a PyTorch tensor, maybe with a gradient or on a device
         predictions = predictions.detach().cpu()
     array = np.asarray(predictions)
-    rows = reading_order(reader, epoch)
+    rows = reading_order(plan, epoch)
     real = rows != PADDING
     count = int(real.sum())
     if array.ndim and len(array) == count:
@@ -47,20 +50,20 @@ def remove_padding(reader: Reader, predictions: Any, *, epoch: int) -> NumpyArra
     return array[real]
 
 
-def reading_keys(reader: Reader, *, epoch: int) -> pa.Table:
+def reading_keys(plan: ReadPlan, *, epoch: int) -> pa.Table:
     """Return the key columns of the rows of an epoch, in reading order."""
-    rows = reading_order(reader, epoch)
-    names = list(reader.manifest.key) or [column.name for column in reader.manifest.columns]
-    shard_files = reader.files()
+    rows = reading_order(plan, epoch)
+    names = list(plan.manifest.key) or [column.name for column in plan.manifest.columns]
+    shard_files = plan.files()
     try:
-        table = shard_files.read(np.array([0]), np.array([reader.order.rows]), names)
+        table = shard_files.read(np.array([0]), np.array([plan.order.rows]), names)
     finally:
         shard_files.close()
     return table.select(names).take(rows[rows != PADDING])
 
 
 def evaluate(
-    reader: Reader,
+    plan: ReadPlan,
     model: KerasModel,
     *,
     after_batch: Callable[[], None] | None = None,
@@ -71,13 +74,13 @@ def evaluate(
     ``after_batch`` is called after each batch of a Keras model.
     """
     if not hasattr(model, "evaluate"):
-        return _evaluate_by_function(reader, model, options)
-    metrics = _evaluate_keras(reader, model, options, after_batch=after_batch)
+        return _evaluate_by_function(plan, model, options)
+    metrics = _evaluate_keras(plan, model, options, after_batch=after_batch)
     return {name: float(value) for name, value in metrics.items()}
 
 
 def _evaluate_keras(
-    reader: Reader,
+    plan: ReadPlan,
     model: KerasModel,
     options: dict[str, Any],
     *,
@@ -91,29 +94,30 @@ def _evaluate_keras(
         has_parameter_servers,
         keras_module,
         multi_replica_strategy,
+        tf_dataset,
         worker_position,
     )
 
-    refuse_bytes_labels(reader.manifest, reader.columns)
-    if reader.weighing is not None and reader.weighing.masked_labels:
-        refuse_metrics_over_padding(reader, model)
+    refuse_bytes_labels(plan.manifest, plan.columns)
+    if plan.weighing is not None and plan.weighing.masked_labels:
+        refuse_metrics_over_padding(plan, model)
     weight_losses_by_rows(model)
     options = {"verbose": 0, **options, "return_dict": True}
     strategy = multi_replica_strategy(model)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-    complete_reader = _evaluation_reader(reader, replicas=replicas)
+    complete_plan = _evaluation_plan(plan, replicas=replicas)
     if has_parameter_servers(getattr(model, "distribute_strategy", None)):
         # Compute the metrics in this process only. Otherwise each worker would read all rows, and a
         # call that is repeated after the loss of a worker would count rows twice.
-        dataset = complete_reader.tf_dataset(worker=0, workers=1)
+        dataset = tf_dataset(complete_plan, WorkerSteps())
         return _evaluate_by_steps(model, dataset, options, after_batch=after_batch)
     is_keras_3 = keras_module(model).__name__ == "keras"
-    without_rows = complete_reader.order.rows < replicas
+    without_rows = complete_plan.order.rows < replicas
     if strategy is not None and (without_rows or (is_keras_3 and worker_position(strategy)[1] > 1)):
         # Keras also runs replicas that have no rows, and Keras 3 cannot build a model from batches
         # that are distributed over several workers.
         with average_replicas(model, strategy):
-            dataset = distribute(complete_reader, strategy, WorkerSteps(), unpadded=True)
+            dataset = distribute(complete_plan, strategy, WorkerSteps(), unpadded=True)
             return _evaluate_by_steps(
                 model, dataset, options, run=strategy.run, after_batch=after_batch
             )
@@ -123,17 +127,17 @@ def _evaluate_keras(
         )
         options["callbacks"] = [batch_callback, *(options.get("callbacks") or ())]
     if strategy is None:
-        return model.evaluate(complete_reader.tf_dataset(worker=0, workers=1), **options)
+        return model.evaluate(tf_dataset(complete_plan, WorkerSteps()), **options)
     # The replicas share the rows, and Keras sums their metrics. Keras would distribute a
     # single-worker dataset again, so that each worker would see only some of its rows.
-    options["steps"] = complete_reader.steps_per_epoch
+    options["steps"] = complete_plan.steps_per_epoch
     with average_replicas(model, strategy):
-        dataset = distribute(complete_reader, strategy, WorkerSteps(), unpadded=True)
+        dataset = distribute(complete_plan, strategy, WorkerSteps(), unpadded=True)
         return model.evaluate(dataset, **options)
 
 
 def _evaluate_by_function(
-    reader: Reader, function: Any, options: Mapping[str, Any]
+    plan: ReadPlan, function: Any, options: Mapping[str, Any]
 ) -> dict[str, float]:
     """Evaluate with a function that returns metrics per row, as for PyTorch."""
     # A PyTorch module is also callable, but returns predictions rather than metrics.
@@ -147,7 +151,7 @@ def _evaluate_by_function(
     from featurestore.readers.torch import evaluate_by_function, process_rank
 
     _, ranks = process_rank()
-    return evaluate_by_function(_evaluation_reader(reader, replicas=ranks), function)
+    return evaluate_by_function(_evaluation_plan(plan, replicas=ranks), function)
 
 
 def _evaluate_by_steps(
@@ -202,38 +206,33 @@ def _evaluate_by_steps(
     return model.get_metrics_result()
 
 
-def _evaluation_reader(reader: Reader, *, replicas: int) -> Reader:
-    """Return an evaluation reader, padded for several replicas, else with a short last batch."""
+def _evaluation_plan(plan: ReadPlan, *, replicas: int) -> ReadPlan:
+    """Return an evaluation plan, padded for several replicas, else with a short last batch."""
     if replicas > 1:
-        replica_batch = -(-reader.global_batch_size // replicas)
+        replica_batch = -(-plan.order.global_batch_size // replicas)
         # TensorFlow convolutions fail on empty batches.
-        while _leaves_replica_empty(reader.order.rows, replicas, replica_batch):
+        while _leaves_replica_empty(plan.order.rows, replicas, replica_batch):
             replica_batch += 1
-        return balance_over_replicas(reader, replicas, batch=replica_batch * replicas)
-    order = replace(reader.order, remainder="keep", shuffle=False)
-    return _with_order(reader, order)
+        return balance_over_replicas(plan, replicas, batch=replica_batch * replicas)
+    order = replace(plan.order, remainder="keep", shuffle=False)
+    return plan.with_order(order)
 
 
-def _with_order(reader: Reader, order: ReaderOrder) -> Reader:
-    settings = {**reader.settings, "remainder": order.remainder}
-    return replace(reader, order=order, settings=settings)
-
-
-def balance_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Reader:
-    """Return a reader of the same rows that distributes them evenly over the replicas.
+def balance_over_replicas(plan: ReadPlan, replicas: int, *, batch: int) -> ReadPlan:
+    """Return a plan of the same rows that distributes them evenly over the replicas.
 
     In canonical order, the rows of the last batch would all go to the first replicas. The others
     would get empty batches, for which oneDNN convolutions fail.
     """
     order = replace(
-        reader.order, remainder="pad", shuffle=True, global_batch_size=batch, lanes=replicas
+        plan.order, remainder="pad", shuffle=True, global_batch_size=batch, lanes=replicas
     )
-    return _with_order(reader, order)
+    return plan.with_order(order)
 
 
-def has_empty_replica(reader: Reader, replicas: int, *, batch: int) -> bool:
+def has_empty_replica(plan: ReadPlan, replicas: int, *, batch: int) -> bool:
     """Return whether a replica gets an empty batch even if rows are distributed evenly."""
-    rows = reader.order.rows
+    rows = plan.order.rows
     return rows < replicas or _leaves_replica_empty(rows, replicas, batch // replicas)
 
 
@@ -243,7 +242,7 @@ def _leaves_replica_empty(rows: int, replicas: int, replica_batch: int) -> bool:
     return rows >= replicas and rows % replicas != 0 and (rows // replicas) % replica_batch == 0
 
 
-def refuse_metrics_over_padding(reader: Reader, model: KerasModel) -> None:
+def refuse_metrics_over_padding(plan: ReadPlan, model: KerasModel) -> None:
     """Refuse a model whose metrics would include padding rows, or rows without label.
 
     Keras applies sample weights to the loss and to ``weighted_metrics=``, but not to ``metrics=``.
@@ -255,12 +254,12 @@ def refuse_metrics_over_padding(reader: Reader, model: KerasModel) -> None:
             names.append(getattr(metric, "name", metric))
     if not names:
         return
-    if reader.weighing is not None and reader.weighing.masked_labels:
+    if plan.weighing is not None and plan.weighing.masked_labels:
         raise ReaderConfigError(
             f"metrics= of the model ({listing(names)}) would include the rows without label.",
             hint=f"model.compile(..., weighted_metrics=[{', '.join(map(repr, names))}])",
         )
-    if reader.order.remainder == "pad":
+    if plan.order.remainder == "pad":
         raise ReaderConfigError(
             f'metrics= of the model ({listing(names)}) would include the padding rows of remainder="pad".',
             hint=f"model.compile(..., weighted_metrics=[{', '.join(map(repr, names))}])",

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from featurestore.model.arguments import calling_frame
 from featurestore.readers.batches import WorkerSteps
 from featurestore.readers.evaluation import balance_over_replicas, has_empty_replica
 from featurestore.readers.keras_losses import weight_losses_by_rows
+from featurestore.readers.plan import ReadPlan
 from featurestore.readers.tensorflow import (
     KerasModel,
     Strategy,
@@ -37,9 +38,6 @@ from featurestore.readers.tensorflow import (
     worker_position,
 )
 from featurestore.readers.transformed import has_bytes_labels, refuse_bytes_labels
-
-if TYPE_CHECKING:
-    from featurestore.readers.reader import Reader
 
 # State attributes of EarlyStopping, ReduceLROnPlateau and ModelCheckpoint.
 _COUNTERS = (
@@ -68,7 +66,7 @@ _HOOKS = (
 _KERAS = ("keras", "tf_keras", "tensorflow")
 # The Keras 3 function that builds a model from the first batch; that iteration is not an epoch.
 _SYMBOLIC_BUILD = "_maybe_symbolic_build"
-_READER = "_featurestore_reader"
+_PLAN = "_featurestore_plan"
 _TASK = re.compile("/job:([^/]+)/replica:[0-9]+/task:[0-9]+")
 _SCHEDULE = (
     "for batch in reader.batches(epoch): coordinator.schedule(train_step, args=(batch,)); "
@@ -76,7 +74,7 @@ _SCHEDULE = (
 )
 
 
-def distribute_for_keras(reader: Reader, strategy: Strategy, steps: WorkerSteps) -> TfDataset:
+def distribute_for_keras(plan: ReadPlan, strategy: Strategy, steps: WorkerSteps) -> TfDataset:
     """Return a distributed dataset that yields no padding to Keras ``evaluate``.
 
     Raises:
@@ -88,57 +86,57 @@ def distribute_for_keras(reader: Reader, strategy: Strategy, steps: WorkerSteps)
             "Each worker of a ParameterServerStrategy would read all rows of a distributed dataset.",
             hint=_SCHEDULE,
         )
-    make_dataset = partial(distribute, reader, strategy, steps)
+    make_dataset = partial(distribute, plan, strategy, steps)
     dataset = make_dataset()
-    if reader.order.remainder != "pad":
-        return _attach_reader(
-            dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=lambda: dataset
+    if plan.order.remainder != "pad":
+        return _attach_plan(
+            dataset, plan, make_dataset=make_dataset, make_evaluation_dataset=lambda: dataset
         )
 
     def make_evaluation_dataset() -> TfDataset:
-        replicas, batch = strategy.num_replicas_in_sync, reader.global_batch_size
-        if has_empty_replica(reader, replicas, batch=batch):
+        replicas, batch = strategy.num_replicas_in_sync, plan.order.global_batch_size
+        if has_empty_replica(plan, replicas, batch=batch):
             raise ReaderConfigError(
-                f"{reader.order.rows:,} rows in batches of {batch:,} leave one of {replicas} "
+                f"{plan.order.rows:,} rows in batches of {batch:,} leave one of {replicas} "
                 "replicas without rows, and TensorFlow convolutions fail on empty batches.",
                 hint="reader.evaluate(model), or checkpoint.fit(model, epochs, validation=reader)",
             )
-        read = reader
+        evaluation_plan = plan
         if not steps.start_step:  # a partial epoch must follow the reader's order
-            read = balance_over_replicas(reader, replicas, batch=batch)
-        return distribute(read, strategy, steps, unpadded=True)
+            evaluation_plan = balance_over_replicas(plan, replicas, batch=batch)
+        return distribute(evaluation_plan, strategy, steps, unpadded=True)
 
-    return _attach_reader(
-        dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
+    return _attach_plan(
+        dataset, plan, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
     )
 
 
-def dataset_for_keras(reader: Reader, steps: WorkerSteps) -> TfDataset:
+def dataset_for_keras(plan: ReadPlan, steps: WorkerSteps) -> TfDataset:
     """Return a single-process dataset that yields no padding to Keras ``evaluate``."""
-    make_dataset = partial(tf_dataset, reader, steps)
+    make_dataset = partial(tf_dataset, plan, steps)
     dataset = make_dataset()
-    if reader.order.remainder == "drop" and not has_bytes_labels(reader.columns):
+    if plan.order.remainder == "drop" and not has_bytes_labels(plan.columns):
         return dataset
     make_evaluation_dataset = make_dataset
-    if reader.order.remainder == "pad":
+    if plan.order.remainder == "pad":
         make_evaluation_dataset = partial(make_dataset, unpadded=True)
-    return _attach_reader(
-        dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
+    return _attach_plan(
+        dataset, plan, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
     )
 
 
-def _attach_reader(
+def _attach_plan(
     dataset: TfDataset,
-    reader: Reader,
+    plan: ReadPlan,
     *,
     make_dataset: Callable[[], TfDataset],
     make_evaluation_dataset: Callable[[], TfDataset],
 ) -> TfDataset:
-    """Attach a reader to a dataset, and select the iterated dataset by the calling Keras function.
+    """Attach the plan of a reader to a dataset, and select the iterated dataset by the calling Keras function.
 
     Args:
         dataset: The dataset of a strategy or of this process.
-        reader: The reader of the dataset.
+        plan: The plan of its reader.
         make_dataset: Creates an equal dataset, from which Keras 3 builds a model.
         make_evaluation_dataset: Creates the dataset that ``evaluate`` iterates.
     """
@@ -152,7 +150,7 @@ def _attach_reader(
             if frame is not None and frame.f_code.co_name == _SYMBOLIC_BUILD:
                 return dataset_class.__iter__(make_dataset())
             if frame is not None:
-                refuse_bytes_labels(reader.manifest, reader.columns)
+                refuse_bytes_labels(plan.manifest, plan.columns)
                 weight_losses_by_rows(frame.f_locals["self"])
             if frame is not None and frame.f_code.co_name == "evaluate":
                 # Created on first use: a dataset that only ``fit`` iterates needs no second one.
@@ -175,13 +173,13 @@ def _attach_reader(
     # Keras and strategies accept only instances of dataset classes, so the object is changed and
     # not wrapped.
     dataset.__class__ = DatasetOfReader
-    setattr(dataset, _READER, reader)
+    setattr(dataset, _PLAN, plan)
     return dataset
 
 
-def get_attached_reader(dataset: TfDataset) -> Reader | None:
-    """Return the reader attached to a dataset, or None."""
-    return getattr(dataset, _READER, None)
+def get_attached_plan(dataset: TfDataset) -> ReadPlan | None:
+    """Return the plan attached to a dataset, or None."""
+    return getattr(dataset, _PLAN, None)
 
 
 def refuse_undistributed(*, hint: str) -> None:
@@ -237,8 +235,8 @@ def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
         )
 
 
-def pop_validation_reader(validation: object, options: dict[str, object]) -> Any:
-    """Remove the validation dataset from the ``fit`` options and return its reader.
+def pop_validation_plan(validation: Any, options: dict[str, object]) -> ReadPlan | None:
+    """Remove the validation dataset from the ``fit`` options and return the plan of its reader.
 
     A ``validation_data=`` dataset that a reader's ``distribute`` created is replaced by that reader
     if it is used with all of its steps.
@@ -252,20 +250,21 @@ def pop_validation_reader(validation: object, options: dict[str, object]) -> Any
             "validation= and validation_data= are mutually exclusive.",
             hint="fit(model, epochs, validation=reader)",
         )
-    reader = get_attached_reader(data)
-    if reader is None:
+    plan = get_attached_plan(data)
+    if plan is None:
         refuse_unknown_steps(options)
-        return getattr(validation, "reader", validation)
-    if options.get("validation_steps") not in (None, reader.steps_per_epoch):
+        reader = getattr(validation, "reader", validation)  # a reader of a run has a reader
+        return None if reader is None else reader.plan
+    if options.get("validation_steps") not in (None, plan.steps_per_epoch):
         return None
     options.pop("validation_data")
     options.pop("validation_steps", None)
-    return reader
+    return plan
 
 
 def validation_callback(
     model: KerasModel,
-    validation: Reader,
+    validation: ReadPlan,
     *,
     frequency: int = 1,
     after_batch: Callable[[], None] | None = None,

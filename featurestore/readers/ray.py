@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +20,7 @@ from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import missing_extra
 from featurestore.readers.batches import Packing, WorkerSteps
 from featurestore.readers.columns import NumpyArray, Ragged
-
-if TYPE_CHECKING:
-    from featurestore.readers.reader import Reader
+from featurestore.readers.plan import ReadPlan
 
 # Ray is optional, and Ray Data requires pandas. ``read_reader`` raises an error without them.
 try:
@@ -35,7 +33,7 @@ except ImportError:
 
 
 def read_reader(
-    reader: Reader,
+    plan: ReadPlan,
     epoch: int,
     *,
     start_step: int,
@@ -45,9 +43,9 @@ def read_reader(
     """Return the Ray dataset of an epoch; the arguments are those of ``Reader.ray_dataset``."""
     if ray is None:
         raise missing_extra("ray", "ray")
-    reader.order.epoch(epoch)
-    reader.check_step(start_step)
-    datasource = ReaderDatasource(EpochBlocks(reader, epoch, start_step))
+    plan.order.epoch(epoch)
+    plan.check_step(start_step)
+    datasource = ReaderDatasource(EpochBlocks(plan, epoch, start_step))
     dataset = read_datasource(
         datasource, override_num_blocks=override_num_blocks, concurrency=concurrency
     )
@@ -61,18 +59,18 @@ def read_reader(
 class EpochBlocks:
     """The blocks of an epoch from ``start_step`` on, which any process can read."""
 
-    reader: Reader
+    plan: ReadPlan
     epoch: int
     start_step: int
 
     @property
     def steps(self) -> int:
         """Number of steps."""
-        return self.reader.steps_per_epoch - self.start_step
+        return self.plan.steps_per_epoch - self.start_step
 
     def row_count(self, start: int, stop: int) -> int:
         """Return the number of rows in steps ``[start, stop)``."""
-        order = self.reader.order
+        order = self.plan.order
         bounds = [step * order.global_batch_size for step in (start, stop)]
         if order.remainder == "keep":
             bounds = [min(bound, order.rows) for bound in bounds]
@@ -80,15 +78,15 @@ class EpochBlocks:
 
     def read(self, start: int, stop: int) -> Iterator[pa.Table]:
         """Yield the rows of steps ``[start, stop)``, one table for each step range."""
-        ranges = self.reader.step_ranges(WorkerSteps(1, self.epoch, start), steps=stop - start)
-        for _, arrays in self.reader.read(ranges):
+        ranges = self.plan.step_ranges(WorkerSteps(1, self.epoch, start), steps=stop - start)
+        for _, arrays in self.plan.read(ranges):
             yield self._table(arrays)
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The schema of all blocks."""
-        order = self.reader.order
-        packing = Packing(self.reader.columns, order.remainder != "drop", order.global_batch_size)
+        order = self.plan.order
+        packing = Packing(self.plan.columns, order.remainder != "drop", order.global_batch_size)
         empty_arrays = {
             name: np.empty((0, *shape), dtype) for name, (dtype, shape) in packing.outputs.items()
         }
@@ -98,7 +96,7 @@ class EpochBlocks:
     def _texts(self) -> frozenset[str]:
         """The columns that contain strings; readers yield strings and binaries as bytes."""
         texts = []
-        for column in self.reader.manifest.columns:
+        for column in self.plan.manifest.columns:
             dtype = type_from_json(column.type)
             while pat.is_list(dtype) or pat.is_large_list(dtype):
                 dtype = dtype.value_type
@@ -109,7 +107,7 @@ class EpochBlocks:
     def _table(self, arrays: Mapping[str, NumpyArray]) -> pa.Table:
         columns = {
             name: _to_arrow(values, is_text=name in self._texts)
-            for name, values in self.reader.finish_rows(dict(arrays)).items()
+            for name, values in self.plan.finish_rows(dict(arrays)).items()
         }
         return pa.table(columns)
 
@@ -127,7 +125,7 @@ class ReaderDatasource(Datasource):  # type: ignore[misc]
 
     def estimate_inmemory_data_size(self) -> int:
         """Return the approximate size of all blocks in bytes."""
-        return self._bytes(self._blocks.start_step, self._blocks.reader.steps_per_epoch)
+        return self._bytes(self._blocks.start_step, self._blocks.plan.steps_per_epoch)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
@@ -154,7 +152,7 @@ class ReaderDatasource(Datasource):  # type: ignore[misc]
         return tasks
 
     def _bytes(self, start: int, stop: int) -> int:
-        return self._blocks.row_count(start, stop) * self._blocks.reader.row_bytes
+        return self._blocks.row_count(start, stop) * self._blocks.plan.row_bytes
 
 
 @dataclass(frozen=True)

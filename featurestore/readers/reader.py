@@ -3,92 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from featurestore import _current
-from featurestore.arrow.schemas import type_from_json
-from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
-from featurestore.model.arguments import suggest_arguments, with_suggestions
+from featurestore.errors import NotIterable
+from featurestore.model.arguments import suggest_arguments
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest, ManifestSplit
-from featurestore.model.runtime import usable_cores
-from featurestore.plugins.format import RecordChecksums, find_format
-from featurestore.readers.batches import Blocks, Iterations, StepRange, StepRanges, WorkerSteps
-from featurestore.readers.blocks import PackedBlocks, RecordBlocks, WindowBlocks
-from featurestore.readers.class_weights import (
-    ClassWeighting,
-    ClassWeights,
-    build_class_weighting,
-    weights_from_json,
-    weights_to_json,
-)
-from featurestore.readers.columns import (
-    PADDING_WEIGHT,
-    SAMPLE_WEIGHT,
-    Nulls,
-    NumpyArray,
-    NumpyDtype,
-    SelectedColumn,
-    select_columns,
-    to_numpy,
-    to_ragged,
-    value_dtype_and_shape,
-)
-from featurestore.readers.fills import fills_from_json, fills_to_json
-from featurestore.readers.order import (
-    ORDER_VERSION,
-    PADDING,
-    ReaderOrder,
-    check_at_least_one,
-    default_lanes,
-    is_integer,
-)
-from featurestore.readers.prefetch import BufferPool, RangedShardFiles, prefetch
-from featurestore.readers.shardfiles import RowRanges, ShardFiles, check_shards
-from featurestore.readers.transformed import (
-    ArraysFunction,
-    Transform,
-    TransformedColumns,
-    TransformedRecords,
-    TransformedWindows,
-    plan_transformed_columns,
-    zero_based_label_codes,
-)
-from featurestore.storage import storage_for
-from featurestore.storage.shards import ShardCache
-from featurestore.storage.verified import VerifiedShards
+from featurestore.readers.batches import WorkerSteps
+from featurestore.readers.class_weights import ClassWeights
+from featurestore.readers.columns import NumpyArray, SelectedColumn
+from featurestore.readers.order import PADDING, ReaderOrder
+from featurestore.readers.plan import Batch, ReadPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from featurestore.readers.checkpoint import ReaderCheckpoint
     from featurestore.readers.torch import ReaderDataset, ReaderLoader
-
-# Arrays by column name. Columns with variable-length lists are ``Ragged``.
-Batch = dict[str, Any]
-
-# Default window size: this many rows over all lanes, or fewer if rows are wide. These numbers are
-# part of order version 1.
-DEFAULT_WINDOW_ROWS = 131_072
-DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
-
-# Size limits of a step range.
-_RANGE_ROWS = 32_768
-_RANGE_BYTES = 16 * 1024 * 1024
-_WIDE_STEP_BYTES = 4 * 1024 * 1024
-_WIDE_COLUMN_BYTES = 1024 * 1024
-_PREFETCHED_RANGES = 3
-# For records in object stores: the number of windows to cache, and the bytes to prefetch.
-_CACHED_WINDOWS = 2
-_PREFETCHED_BYTES = 256 * 1024 * 1024
-_GATHER_THREADS = 2
-
 
 _USAGE = (
     "model.fit(reader.tf_dataset(epochs)) with Keras; with PyTorch "
@@ -110,28 +46,43 @@ class Reader:
     (2, ('late',))
     """
 
-    path: str
-    manifest: Manifest = field(repr=False)
-    split: ManifestSplit = field(repr=False)
-    order: ReaderOrder
-    columns: tuple[SelectedColumn, ...] = field(repr=False)
-    settings: JsonMapping = field(repr=False)
-    transform: TransformedColumns | None = field(default=None, repr=False)
-    row_ranges: RowRanges | None = field(default=None, repr=False)
-    cache: ShardCache | None = field(default=None, repr=False)
-    weighing: ClassWeighting | None = field(default=None, repr=False)
-    # The columns before ``weighing`` adds its weight column.
-    file_columns: tuple[SelectedColumn, ...] = field(default=(), repr=False)
-    verify: bool = field(default=False, repr=False)
-    verified: VerifiedShards = field(default_factory=VerifiedShards, repr=False, compare=False)
-    # Reusable buffers for object store blocks: allocating pages takes longer than reading a disk.
-    memory: BufferPool = field(default_factory=partial(BufferPool, None), repr=False, compare=False)
+    plan: ReadPlan
 
     def __repr__(self) -> str:
         return (
             f"<Reader of split {self.split.name!r} of {self.manifest.name!r}, "
             f"{self.steps_per_epoch} steps of {self.global_batch_size} rows: {_USAGE}>"
         )
+
+    @property
+    def path(self) -> str:
+        """The directory of the dataset."""
+        return self.plan.path
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the dataset."""
+        return self.plan.manifest
+
+    @property
+    def split(self) -> ManifestSplit:
+        """The split that is read."""
+        return self.plan.split
+
+    @property
+    def order(self) -> ReaderOrder:
+        """The order of the rows."""
+        return self.plan.order
+
+    @property
+    def columns(self) -> tuple[SelectedColumn, ...]:
+        """The columns that are read."""
+        return self.plan.columns
+
+    @property
+    def settings(self) -> JsonMapping:
+        """The arguments of the reader, which its states contain."""
+        return self.plan.settings
 
     @property
     def steps_per_epoch(self) -> int:
@@ -146,7 +97,7 @@ class Reader:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the label columns that are read."""
-        return tuple(column.name for column in self.columns if column.label)
+        return self.plan.labels
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -163,7 +114,7 @@ class Reader:
     @property
     def weight(self) -> str | None:
         """Name of the weight column, None if it is not read."""
-        return next((column.name for column in self.columns if column.weight), None)
+        return self.plan.weight
 
     def batches(
         self, epoch: int = 0, *, worker: int = 0, workers: int = 1, start_step: int = 0
@@ -189,39 +140,8 @@ class Reader:
         [38.5, 39.0] [False, True]
         """
         # This method is not a generator, so that errors about arguments are raised immediately.
-        return self._batches(self.step_ranges(WorkerSteps(1, epoch, start_step, worker, workers)))
-
-    def _batches(self, ranges: StepRanges) -> Iterator[Batch]:
-        for steps, arrays in self.read(ranges):
-            size = steps.worker_epoch.batch_rows
-            for start in range(0, steps.row_count, size):
-                yield self.finish_rows(
-                    {name: array[start : start + size] for name, array in arrays.items()}
-                )
-
-    def finish_rows(self, arrays: Batch) -> Batch:
-        """Apply the padding policy and convert variable-length lists, as ``batches`` yields them."""
-        return self._convert_ragged_columns(self._apply_padding_policy(arrays))
-
-    def _apply_padding_policy(self, batch: Batch) -> Batch:
-        """Remove padding rows from a batch, or convert their weights to the weight column."""
-        weight = batch.pop(PADDING_WEIGHT, None)
-        if weight is None:
-            return batch
-        if self.order.remainder == "keep":
-            if weight.all():
-                return batch
-            return {name: array[weight > 0] for name, array in batch.items()}
-        # A weight column of the dataset is 0 in padding rows, because all their values are 0.
-        if self.weight is None:
-            batch[SAMPLE_WEIGHT] = weight
-        return batch
-
-    def _convert_ragged_columns(self, batch: Batch) -> Batch:
-        """Convert the variable-length lists of a batch to values and row splits."""
-        for name, items in self.ragged.items():
-            batch[name] = to_ragged(batch[name], items)
-        return batch
+        steps = WorkerSteps(1, epoch, start_step, worker, workers)
+        return self.plan.batches(self.plan.step_ranges(steps))
 
     def __iter__(self) -> Iterator[Batch]:
         raise self._not_iterable("iterated")
@@ -280,7 +200,7 @@ class Reader:
         """
         from featurestore.readers.evaluation import remove_padding
 
-        return remove_padding(self, predictions, epoch=epoch)
+        return remove_padding(self.plan, predictions, epoch=epoch)
 
     def keys(self, *, epoch: int = 0) -> pa.Table:
         """Return the key columns of all rows of an epoch, in reading order.
@@ -294,7 +214,7 @@ class Reader:
         """
         from featurestore.readers.evaluation import reading_keys
 
-        return reading_keys(self, epoch=epoch)
+        return reading_keys(self.plan, epoch=epoch)
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
         """Return the loss and the metrics of a model over all rows, without padding.
@@ -325,7 +245,7 @@ class Reader:
         """
         from featurestore.readers.evaluation import evaluate
 
-        return evaluate(self, model, **options)
+        return evaluate(self.plan, model, **options)
 
     def tf_dataset(
         self,
@@ -386,9 +306,11 @@ class Reader:
                 "checkpoint.fit(model, epochs, validation=reader); "
                 "reader.tf_dataset(worker=0, workers=1) reads all rows in each worker"
             )
-            return dataset_for_keras(self, WorkerSteps(epochs, start_epoch, start_step))
+            return dataset_for_keras(self.plan, WorkerSteps(epochs, start_epoch, start_step))
         workers = 1 if workers is None else workers
-        return tf_dataset(self, WorkerSteps(epochs, start_epoch, start_step, worker or 0, workers))
+        return tf_dataset(
+            self.plan, WorkerSteps(epochs, start_epoch, start_step, worker or 0, workers)
+        )
 
     def distribute(
         self, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
@@ -418,7 +340,9 @@ class Reader:
         """
         from featurestore.readers.keras import distribute_for_keras
 
-        return distribute_for_keras(self, strategy, WorkerSteps(epochs, start_epoch, start_step))
+        return distribute_for_keras(
+            self.plan, strategy, WorkerSteps(epochs, start_epoch, start_step)
+        )
 
     def torch_dataset(
         self,
@@ -453,7 +377,9 @@ class Reader:
         """
         from featurestore.readers.torch import ReaderDataset
 
-        return ReaderDataset(self, WorkerSteps(epochs, start_epoch, start_step, rank, world_size))
+        return ReaderDataset(
+            self.plan, WorkerSteps(epochs, start_epoch, start_step, rank, world_size)
+        )
 
     def torch_loader(
         self,
@@ -505,7 +431,7 @@ class Reader:
             num_workers, pin_memory, prefetch_factor, persistent_workers, multiprocessing_context
         )
         return ReaderLoader(
-            self,
+            self.plan,
             WorkerSteps(epochs, start_epoch, start_step),
             rank=rank,
             world_size=world_size,
@@ -549,7 +475,7 @@ class Reader:
         from featurestore.readers.ray import read_reader
 
         return read_reader(
-            self,
+            self.plan,
             epoch,
             start_step=start_step,
             override_num_blocks=override_num_blocks,
@@ -569,21 +495,7 @@ class Reader:
         >>> epoch, step, reader.settings["seed"]
         (3, 1, 7)
         """
-        if not 0 <= step <= self.steps_per_epoch or epoch < 0:
-            raise ReaderConfigError(
-                f"Epoch {epoch} has no step {step}: an epoch has {self.steps_per_epoch} steps."
-            )
-        # The end of an epoch and the start of the next one are the same position.
-        if step == self.steps_per_epoch:
-            epoch, step = epoch + 1, 0
-        return {
-            "order_version": ORDER_VERSION,
-            "dataset": {"name": self.manifest.name, "version": self.manifest.version},
-            "manifest": self.manifest_hash,
-            **self.settings,
-            "epoch": epoch,
-            "step": step,
-        }
+        return self.plan.state(epoch, step)
 
     def checkpoint(
         self,
@@ -618,433 +530,4 @@ class Reader:
         >>> next(reader.weighed({0: 1.0, 1: 3.0}).batches())["sample_weight"].tolist()
         [1.0, 3.0]
         """
-        if self.weighing is not None and self.weighing.labels:
-            raise ReaderConfigError(
-                "The reader already has class weights.", hint="omit class_weights= in fit"
-            )
-        transform = None if self.transform is None else self.transform.transform
-        selected = self.file_columns or self.columns
-        labels = _yielded_labels(self.files(), selected, self.row_ranges, transform)
-        weighing = build_class_weighting(
-            self.manifest, selected, class_weights, transform=transform, label_values=labels
-        )
-        if weighing is None:
-            return self
-        return replace(
-            self, columns=weighing.columns(selected), weighing=weighing, file_columns=selected
-        )
-
-    @cached_property
-    def manifest_hash(self) -> str:
-        """The content hash of the manifest."""
-        return self.manifest.content_hash
-
-    def check_step(self, step: int) -> None:
-        """Raise ReaderConfigError unless ``0 <= step <= steps_per_epoch``."""
-        if not 0 <= step <= self.steps_per_epoch:
-            raise ReaderConfigError(
-                f"start_step={step} is not in an epoch of {self.steps_per_epoch} steps.",
-                hint=f"0 to {self.steps_per_epoch}",
-            )
-
-    def iterations(self, worker_steps: WorkerSteps) -> Iterations:
-        """Return the step ranges of each iteration over a dataset.
-
-        The first iteration has the steps of the worker.
-        """
-        first, total = worker_steps, self.steps_per_epoch
-        steps = max(0, first.epochs * total - first.start_step)
-
-        def ranges_for_iteration(iteration: int) -> StepRanges:
-            epoch, step = first.start_epoch, first.start_step
-            if iteration and total:
-                complete_epochs, step = divmod(step + iteration * steps, total)
-                epoch += complete_epochs
-            own_steps = WorkerSteps(first.epochs, epoch, step, first.worker, first.workers)
-            return self.step_ranges(own_steps, steps=steps)
-
-        return Iterations(ranges_for_iteration)
-
-    def step_ranges(
-        self, worker_steps: WorkerSteps, *, steps: int | None = None, max_bytes: int = _RANGE_BYTES
-    ) -> StepRanges:
-        """Divide the steps of several epochs into ranges that are read together.
-
-        The first range has one step; later ranges grow up to ``max_bytes``. ``steps`` is the
-        total number of steps; None reads to the end of the last epoch.
-
-        Raises:
-            ReaderConfigError: The workers cannot share the lanes, or the step does not exist.
-        """
-        self.order.check_workers(worker_steps.worker, worker_steps.workers)
-        self.check_step(worker_steps.start_step)
-        limit = self.steps_at_once(worker_steps.workers, max_bytes=max_bytes)
-        return StepRanges(self.order, worker_steps, max_steps_per_range=limit, steps=steps)
-
-    def steps_at_once(self, workers: int, *, max_bytes: int = _RANGE_BYTES) -> int:
-        """Return the maximum number of steps per range.
-
-        Steps with many bytes are read one at a time, because splitting a range into steps would
-        cost more than it saves.
-        """
-        batch = self.order.worker_batch(workers)
-        column_bytes = max([column.row_bytes for column in self.columns], default=0)
-        is_wide = batch * self.row_bytes >= _WIDE_STEP_BYTES
-        # The copy of one large array takes longer than reading a range of one step.
-        if is_wide or batch * column_bytes >= _WIDE_COLUMN_BYTES:
-            return 1
-        rows = min(_RANGE_ROWS, max_bytes // max(1, self.row_bytes))
-        return max(1, rows // batch)
-
-    def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
-        """Yield step ranges with columns of shape (steps * batch, ...), prefetched by threads."""
-        source = self.blocks()
-        # Windows must be read in order, but several threads may gather records.
-        threads = 1
-        if isinstance(source, PackedBlocks):
-            threads = min(_GATHER_THREADS, usable_cores())
-
-        def read(steps: StepRange) -> tuple[StepRange, Batch]:
-            return steps, source.read(steps)
-
-        return prefetch(read, ranges, threads=threads, limit=_PREFETCHED_RANGES)
-
-    def files(self) -> ShardFiles:
-        """Return the files of the split."""
-        split_files = shard_files(
-            self.path,
-            self.manifest,
-            self.split,
-            row_ranges=self.row_ranges,
-            cache=self.cache,
-            verify=self.verify,
-            verified=self.verified,
-        )
-        # Only fixed-width records can be read by ranges; shards of other layouts are cached as
-        # files. Without checksums of records, only complete shards can be verified.
-        is_cached = split_files.access is None or self.cache is not None
-        if self.verify and not isinstance(split_files.access, RecordChecksums):
-            is_cached = True
-        if is_cached or storage_for(self.path).is_local:
-            return split_files
-        order = self.order
-        # One more block per lane, because lanes may start within a block. One more per shard,
-        # because a block that spans two shards is cached in two parts.
-        window_blocks = order.lanes * (order.window_rows // order.block_rows + 1)
-        return RangedShardFiles(
-            self.path,
-            self.manifest,
-            self.split,
-            split_files.format,
-            split_files.access,
-            row_ranges=self.row_ranges,
-            verify=self.verify,
-            read_blocks=_CACHED_WINDOWS * window_blocks + len(self.split.shards),
-            ahead_bytes=_PREFETCHED_BYTES,
-            memory=self.memory,
-        )
-
-    def blocks(self) -> Blocks:
-        """Return the block reader for this layout."""
-        files = self.files()
-        file_columns = self.file_columns or self.columns
-        finish: ArraysFunction | None = self.weighing
-        if self.transform is not None:
-            file_columns, finish = self.transform.file_columns, self.transform
-            if self.weighing is not None:
-                transform, weigh = self.transform, self.weighing
-                finish = lambda arrays: weigh(transform(arrays))  # noqa: E731
-        if files.access is not None:
-            records = RecordBlocks(files, files.access, file_columns)
-            return records if finish is None else TransformedRecords(records, finish)
-        windows = WindowBlocks(files, file_columns)
-        return windows if finish is None else TransformedWindows(windows, finish)
-
-    @cached_property
-    def ragged(self) -> dict[str, NumpyDtype]:
-        """Item types of the columns that are yielded as variable-length lists."""
-        return {column.name: column.items for column in self.columns if column.items is not None}
-
-    @cached_property
-    def row_bytes(self) -> int:
-        """Size of a row in memory, in bytes."""
-        return sum(column.row_bytes for column in self.columns)
-
-
-def _yielded_labels(
-    files: ShardFiles,
-    selected: Sequence[SelectedColumn],
-    rows: RowRanges | None,
-    transform: Transform | None,
-) -> dict[str, NumpyArray]:
-    """Return the non-null labels of row ranges as readers yield them; {} if ``rows`` is None."""
-    if rows is None:
-        return {}
-    names = [column.name for column in selected if column.label]
-    starts, stops = (np.array(bounds, dtype=np.int64) for bounds in zip(*rows, strict=True))
-    table = files.read(starts, stops, names)
-    values = {}
-    for name in names:
-        array, present = to_numpy(table[name], name=name)
-        if transform is not None and transform.form(name) is not None:
-            codes = transform.apply_chain(name, array, present)
-            array = zero_based_label_codes(transform, name, codes, real=present)
-        values[name] = array if present is None else array[present]
-    return values
-
-
-@with_suggestions
-def open_reader(
-    path: str,
-    manifest: Manifest,
-    *,
-    split: str,
-    global_batch_size: int,
-    seed: int = 0,
-    shuffle: bool = True,
-    remainder: str = "drop",
-    columns: Sequence[str] | None = None,
-    nulls: Nulls | str = "error",
-    lanes: int | None = None,
-    window_rows: int | None = None,
-    transform: Transform | None = None,
-    rows: RowRanges | None = None,
-    cache: ShardCache | None = None,
-    class_weights: ClassWeights | None = None,
-    verify: bool = False,
-) -> Reader:
-    """Return the reader of a split after checking all settings and the shard files.
-
-    Args:
-        path: The dataset's directory.
-        manifest: The dataset's manifest.
-        split: Name of the split.
-        global_batch_size: Number of rows per step over all workers.
-        seed: Seed of the order; any integer.
-        shuffle: False reads in canonical order.
-        remainder: "drop", "keep" or "pad".
-        columns: Columns to read; None is the inputs, the labels and the weight.
-        nulls: "error", "mask" or ``{column: value}``.
-        lanes: Streams of an epoch; None is the largest divisor of the global batch size up to 64.
-        window_rows: Rows that are shuffled inside a lane; None is about 131,072 rows over all
-            lanes.
-        transform: Transformation of decoded columns, if any.
-        rows: Ascending ranges of canonical rows to read; None reads all rows.
-        cache: Local cache of shards. None reads fixed-width records of an object store by ranges,
-            and other remote shards through the default cache of this machine.
-        verify: Whether checksums of records or shards are compared when rows are read.
-        class_weights: Weights of rows by label: "balanced", ``{class: weight}``, or ``{label:
-            either of these}``, if any.
-
-    Raises:
-        ReaderConfigError: Settings contradict each other.
-        DatasetDamaged: Shards are missing or have another size.
-        NullsInColumns: Columns have nulls and no policy covers them.
-    """
-    _current.record_path_read(path)
-    manifest_split = manifest.split(split)
-    data_format = find_format(manifest.data_format)
-    refusal = data_format.refuse_reading(manifest.layout)
-    if refusal is not None:
-        raise ReaderConfigError(refusal)
-    null_handling: tuple[str, ...] = ()
-    padded: tuple[str, ...] = ()
-    if transform is not None:
-        null_handling, padded = transform.null_handling, transform.padded
-    selected = select_columns(
-        manifest,
-        manifest_split,
-        columns=columns,
-        nulls=nulls,  # type: ignore[arg-type]
-        null_handling=null_handling,
-        padded=padded,
-    )
-    transformed = None
-    if transform is not None:
-        transformed = plan_transformed_columns(selected, transform)
-        selected = transformed.columns
-    split_files = shard_files(path, manifest, manifest_split, verify=verify)
-    file_columns, label_values = selected, {}
-    if class_weights is not None:
-        label_values = _yielded_labels(split_files, selected, rows, transform)
-    weighing = build_class_weighting(
-        manifest, selected, class_weights, transform=transform, label_values=label_values
-    )
-    if weighing is not None:
-        selected = weighing.columns(selected)
-    check_at_least_one("global_batch_size", global_batch_size)
-    if lanes is None:
-        lanes = default_lanes(global_batch_size)
-    check_at_least_one("lanes", lanes)
-    if window_rows is None:
-        window_rows = default_window_rows(manifest, lanes=lanes)
-    order = ReaderOrder(
-        rows=_count_selected_rows(manifest_split, rows),
-        block_rows=manifest.block_rows,
-        window_rows=window_rows,
-        global_batch_size=global_batch_size,
-        lanes=lanes,
-        seed=seed,
-        shuffle=shuffle,
-        remainder=remainder,  # type: ignore[arg-type]
-    )
-    _refuse_weight_name(selected, remainder)
-    check_shards(path, manifest_split)
-    split_files.check_rows()
-    split_files.close()
-    settings = {
-        "split": split,
-        "global_batch_size": global_batch_size,
-        "seed": seed,
-        "shuffle": shuffle,
-        "remainder": remainder,
-        "columns": None if columns is None else list(columns),
-        "nulls": nulls if isinstance(nulls, str) else fills_to_json(nulls, manifest),
-        "lanes": lanes,
-        "window_rows": window_rows,
-        "transformed": None if transform is None else transform.sha256,
-    }
-    if rows is not None:
-        settings["rows"] = [list(row_range) for row_range in rows]
-    if class_weights is not None:
-        settings["class_weights"] = weights_to_json(class_weights)
-    return Reader(
-        path,
-        manifest,
-        manifest_split,
-        order,
-        selected,
-        settings,
-        transformed,
-        rows,
-        cache,
-        weighing,
-        file_columns,
-        verify,
-        split_files.verified,
-    )
-
-
-def _count_selected_rows(split: ManifestSplit, rows: RowRanges | None) -> int:
-    """Return the number of rows to read, after checking the ranges."""
-    if rows is None:
-        return split.rows
-    count, last = 0, 0
-    for first, end in rows:
-        if not last <= first <= end <= split.rows:
-            raise ReaderConfigError(
-                f"rows={rows!r} are not ascending ranges of the {split.rows} rows of {split.name!r}."
-            )
-        count, last = count + end - first, end
-    return count
-
-
-def shard_files(
-    path: str,
-    manifest: Manifest,
-    split: ManifestSplit,
-    *,
-    row_ranges: RowRanges | None = None,
-    cache: ShardCache | None = None,
-    verify: bool = False,
-    verified: VerifiedShards | None = None,
-) -> ShardFiles:
-    """Return the files of a split."""
-    data_format = find_format(manifest.data_format)
-    access = data_format.record_access(manifest.layout)
-    verified = VerifiedShards() if verified is None else verified
-    return ShardFiles(
-        path, manifest, split, data_format, access, row_ranges, cache, verify, verified
-    )
-
-
-def resume(
-    path: str,
-    manifest: Manifest,
-    state: JsonMapping,
-    *,
-    transform: Transform | None = None,
-    cache: ShardCache | None = None,
-    verify: bool = False,
-) -> tuple[Reader, int, int]:
-    """Return (reader, epoch, step) for a state that ``Reader.state`` returned.
-
-    ``transform`` must have the hash that is in the state; ``cache`` is a local shard cache. The
-    state does not contain ``verify``, which does not affect the batches.
-
-    Raises:
-        ManifestMismatch: The state belongs to another manifest; the message names both hashes.
-        ReaderConfigError: The state has another order version, or is incomplete.
-    """
-    required_keys = (
-        "order_version",
-        "manifest",
-        "epoch",
-        "step",
-        "split",
-        "global_batch_size",
-        "lanes",
-        "window_rows",
-    )
-    missing_keys = [name for name in required_keys if name not in state]
-    if missing_keys:
-        raise ReaderConfigError(f"This is not a reader state: it lacks {', '.join(missing_keys)}.")
-    epoch, step = state["epoch"], state["step"]
-    if not is_integer(epoch) or not is_integer(step) or epoch < 0:
-        raise ReaderConfigError(f"This is not a reader state: epoch={epoch!r}, step={step!r}.")
-    if state["order_version"] != ORDER_VERSION:
-        raise ReaderConfigError(
-            f"The state has order version {state['order_version']}; this release reads order "
-            f"version {ORDER_VERSION}.",
-            hint="resume with the release that wrote the state",
-        )
-    if state["manifest"] != manifest.content_hash:
-        raise ManifestMismatch(
-            f"The state belongs to the dataset with manifest {state['manifest']}; "
-            f"{manifest.name!r} version {manifest.version} has manifest {manifest.content_hash}.",
-            hint="open the dataset that the run was started with, or start a new run",
-        )
-    setting_names = ("seed", "shuffle", "remainder", "columns", "nulls", "lanes", "window_rows")
-    settings = {name: state[name] for name in setting_names if name in state}
-    if isinstance(settings.get("nulls"), Mapping):
-        settings["nulls"] = fills_from_json(settings["nulls"], manifest)
-    if "class_weights" in state:
-        settings["class_weights"] = weights_from_json(state["class_weights"])
-    if "rows" in state:
-        settings["rows"] = tuple((first, end) for first, end in state["rows"])
-    reader = open_reader(
-        path,
-        manifest,
-        split=state["split"],
-        global_batch_size=state["global_batch_size"],
-        transform=transform,
-        cache=cache,
-        verify=verify,
-        **settings,
-    )
-    reader.check_step(step)
-    return reader, epoch, step
-
-
-def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
-    """Return the default number of rows per window.
-
-    It is a multiple of the block size: about 131,072 rows or 128 MiB over all lanes, whichever is
-    less. Sizes are computed from column types, so that the order does not depend on the file format.
-    """
-    row_bytes = 0
-    for column in manifest.columns:
-        dtype, shape = value_dtype_and_shape(type_from_json(column.type))
-        row_bytes += dtype.itemsize * abs(int(np.prod(shape, dtype=np.int64)))
-    rows = min(DEFAULT_WINDOW_ROWS, DEFAULT_WINDOW_BYTES // max(1, row_bytes))
-    return max(1, rows // (lanes * manifest.block_rows)) * manifest.block_rows
-
-
-def _refuse_weight_name(columns: Sequence[SelectedColumn], remainder: str) -> None:
-    """Refuse a column that has the reserved name of the padding weights."""
-    for column in columns:
-        if column.name == SAMPLE_WEIGHT and remainder == "pad" and not column.weight:
-            raise ReaderConfigError(
-                f"Column {SAMPLE_WEIGHT!r} conflicts with the weight column that padding adds.",
-                hint="create the dataset with weight='sample_weight', or read with remainder='drop'",
-            )
+        return Reader(self.plan.weighed(class_weights))

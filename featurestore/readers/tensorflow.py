@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import finalize
 
 import numpy as np
@@ -24,9 +24,7 @@ from featurestore.readers.batches import Blocks, Iterations, Packing, WorkerStep
 from featurestore.readers.blocks import PackedBlocks
 from featurestore.readers.columns import PADDING_WEIGHT, NumpyArray, NumpyDtype, Tensor, to_ragged
 from featurestore.readers.heartbeat import await_at_exit
-
-if TYPE_CHECKING:
-    from featurestore.readers.reader import Reader
+from featurestore.readers.plan import ReadPlan
 
 _GATHER_THREADS = 4
 # The low bits of a range number are its index within the iteration, the high bits the iteration.
@@ -62,7 +60,7 @@ def import_tensorflow() -> Any:
 
 
 def tf_dataset(
-    reader: Reader, worker_steps: WorkerSteps, *, replicas: int = 1, unpadded: bool = False
+    plan: ReadPlan, worker_steps: WorkerSteps, *, replicas: int = 1, unpadded: bool = False
 ) -> TfDataset:
     """Return the dataset of one worker.
 
@@ -70,25 +68,25 @@ def tf_dataset(
     removes the padding rows of ``remainder="pad"``; then the last elements are shorter or empty.
     """
     tf, workers = import_tensorflow(), worker_steps.workers
-    batch = reader.order.worker_batch(workers) if workers > 0 else 0
+    batch = plan.order.worker_batch(workers) if workers > 0 else 0
     if replicas > 1 and batch % replicas:
         raise ReaderConfigError(
             f"A worker's batch of {batch} rows cannot be divided among its {replicas} replicas.",
             hint=f"a global_batch_size that is a multiple of {workers * replicas}",
         )
-    if replicas > 1 and reader.order.remainder == "keep":
+    if replicas > 1 and plan.order.remainder == "keep":
         raise ReaderConfigError(
             f'remainder="keep" cannot be split for {replicas} replicas: its last batch is short.',
             hint='remainder="pad", or "drop"',
         )
-    if reader.order.remainder == "pad" and workers == 1 and not unpadded:
+    if plan.order.remainder == "pad" and workers == 1 and not unpadded:
         _log_once(_PADDING_ADVICE)
-    packing = Packing(reader.columns, reader.order.remainder != "drop", batch // replicas)
-    single_step_ranges = replicas == 1 and reader.steps_at_once(workers) == 1
-    removes_padding = unpadded or reader.order.remainder == "keep"
-    builder = _DatasetBuilder(reader, tf, packing, single_step_ranges, removes_padding)
-    dataset = builder.dataset(reader.iterations(worker_steps))
-    steps = reader.steps_per_epoch * worker_steps.epochs - worker_steps.start_step
+    packing = Packing(plan.columns, plan.order.remainder != "drop", batch // replicas)
+    single_step_ranges = replicas == 1 and plan.steps_at_once(workers) == 1
+    removes_padding = unpadded or plan.order.remainder == "keep"
+    builder = _DatasetBuilder(plan, tf, packing, single_step_ranges, removes_padding)
+    dataset = builder.dataset(plan.iterations(worker_steps))
+    steps = plan.steps_per_epoch * worker_steps.epochs - worker_steps.start_step
     options = tf.data.Options()
     # Each worker's dataset has only its own rows, so sharding it again would lose rows.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -110,7 +108,7 @@ class _DatasetBuilder:
         removes_padding: Whether padding rows are removed from batches.
     """
 
-    reader: Reader
+    plan: ReadPlan
     tf: Any
     packing: Packing
     single_step_ranges: bool
@@ -121,8 +119,8 @@ class _DatasetBuilder:
 
         Variable-length lists cannot be packed, so datasets with such columns are read in order.
         """
-        source = _DroppableBlocks(self.reader.blocks)
-        if isinstance(source.blocks(), PackedBlocks) and not self.reader.ragged:
+        source = _DroppableBlocks(self.plan.blocks)
+        if isinstance(source.blocks(), PackedBlocks) and not self.plan.ragged:
             steps = self.numbered_ranges(iterations, source)
         else:
             finish = self._step_element if self.single_step_ranges else self._range_elements
@@ -216,14 +214,14 @@ class _DatasetBuilder:
         batch = self.packing.batch
 
         def generate() -> Iterator[dict[str, Tensor]]:
-            ranges = self.reader.read(iterations[iterations.start_iteration()])
+            ranges = self.plan.read(iterations[iterations.start_iteration()])
 
             @await_at_exit
             def read_next() -> dict[str, Tensor]:
                 _, arrays = next(ranges, (0, {}))
                 batches = {}
                 for name, array in arrays.items():
-                    items = self.reader.ragged.get(name)
+                    items = self.plan.ragged.get(name)
                     if items is None:
                         batches[name] = array.reshape(-1, batch, *array.shape[1:])
                     else:
@@ -236,7 +234,7 @@ class _DatasetBuilder:
         specs = {}
         for name, (dtype, shape) in self.packing.outputs.items():
             specs[name] = self._spec((None, batch, *shape), dtype)
-        for name, items in self.reader.ragged.items():
+        for name, items in self.plan.ragged.items():
             tf_dtype = self._spec((), items).dtype
             specs[name] = self.tf.RaggedTensorSpec((None, batch, None), tf_dtype, ragged_rank=2)
         return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
@@ -254,13 +252,13 @@ class _DatasetBuilder:
         features = dict(columns)
         weight = features.pop(PADDING_WEIGHT, None)
         is_padding = None if weight is None else weight == 0
-        if self.reader.weight is not None:
-            weight = self.tf.cast(features.pop(self.reader.weight), self.tf.float32)
+        if self.plan.weight is not None:
+            weight = self.tf.cast(features.pop(self.plan.weight), self.tf.float32)
             weight = self.tf.where(weight == 0, 0.0, weight)
         if is_padding is not None:
             # The sign of its weight distinguishes padding from real rows with weight 0.
             weight = self.tf.where(is_padding, -0.0, weight)
-        labels = {name: features.pop(name) for name in self.reader.labels}
+        labels = {name: features.pop(name) for name in self.plan.labels}
         element_parts: list[Tensor] = [features]
         # The null mask of a label stays among the features, so that a loss can use it.
         if len(labels) == 1:
@@ -391,7 +389,7 @@ class _DroppableBlocks:
 
 
 def distribute(
-    reader: Reader, strategy: Strategy, steps: WorkerSteps, *, unpadded: bool = False
+    plan: ReadPlan, strategy: Strategy, steps: WorkerSteps, *, unpadded: bool = False
 ) -> TfDataset:
     """Return a distributed dataset in which each input pipeline reads its own lanes.
 
@@ -404,7 +402,7 @@ def distribute(
     def worker_dataset(context: Any) -> TfDataset:
         worker, workers = context.input_pipeline_id, context.num_input_pipelines
         return tf_dataset(
-            reader,
+            plan,
             WorkerSteps(steps.epochs, steps.start_epoch, steps.start_step, worker, workers),
             replicas=context.num_replicas_in_sync // workers,
             unpadded=unpadded,

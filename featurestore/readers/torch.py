@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from featurestore.readers.columns import (
     Tensor,
     to_ragged,
 )
+from featurestore.readers.plan import ReadPlan
 from featurestore.readers.torch_workers import (
     DataLoader,
     IterableDataset,
@@ -40,9 +41,6 @@ from featurestore.readers.torch_workers import (
     torch,
     unpack_range,
 )
-
-if TYPE_CHECKING:
-    from featurestore.readers.reader import Reader
 
 # Workers transfer ranges of steps, since a transfer takes about a millisecond. All transferred ranges
 # must fit into the shared memory of a container, which is often 64 MiB.
@@ -63,13 +61,13 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
     order for any number of workers. Iterating again reads the next epochs.
     """
 
-    def __init__(self, reader: Reader, steps: WorkerSteps) -> None:
+    def __init__(self, plan: ReadPlan, steps: WorkerSteps) -> None:
         require_torch()
-        refuse_strings(reader)
-        reader.check_step(steps.start_step)
-        reader.order.check_workers(steps.worker, steps.workers)
-        total = reader.steps_per_epoch
-        self.reader = reader
+        refuse_strings(plan)
+        plan.check_step(steps.start_step)
+        plan.order.check_workers(steps.worker, steps.workers)
+        total = plan.steps_per_epoch
+        self.plan = plan
         self.rank, self.world_size = steps.worker, steps.workers
         self._steps = steps.epochs * total
         first = steps.start_epoch * total
@@ -131,8 +129,8 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         # The steps of a single worker are consecutive, so its position is a step.
         if iteration.workers == 1:
             step, yielded = step + yielded, 0
-        epoch, step = divmod(step, max(1, self.reader.steps_per_epoch))
-        state = self.reader.state(epoch, step)
+        epoch, step = divmod(step, max(1, self.plan.steps_per_epoch))
+        state = self.plan.state(epoch, step)
         return {**state, "workers": iteration.workers, "yielded": yielded}
 
     def load_state_dict(self, state: JsonMapping) -> None:
@@ -142,7 +140,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             ManifestMismatch: The state belongs to another dataset.
             ReaderConfigError: The state belongs to a reader with different settings or workers.
         """
-        step = step_from_state(self.reader, state)
+        step = step_from_state(self.plan, state)
         worker, workers = get_loader_worker()
         state_workers = state.get("workers", 1)
         self._iteration = self._loaded = None
@@ -163,39 +161,39 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
 
         All workers divide the iteration into the same ranges, so the loader yields them in order.
         """
-        total = self.reader.steps_per_epoch
+        total = self.plan.steps_per_epoch
         if iteration.begin >= iteration.end or not total:
             return
         epoch, step = divmod(iteration.begin, total)
-        ranges = self.reader.step_ranges(
+        ranges = self.plan.step_ranges(
             WorkerSteps(1, epoch, step, self.rank, self.world_size),
             steps=iteration.end - iteration.begin,
             max_bytes=self.transferred_bytes,
         )
         # The loader prefetches by processes, so threads would only compete for their cores.
-        blocks = self.reader.blocks()
+        blocks = self.plan.blocks()
         for number in range(iteration.worker, len(ranges), iteration.workers):
             yield pack_range(blocks.read(ranges[number]))
 
     def split_range(self, packed_range: Tensor) -> Iterator[Element]:
         """Yield the elements of a range that a worker process yielded."""
-        size = self.reader.order.worker_batch(self.world_size)
-        yield from ElementBuilder(self.reader).elements(unpack_range(*packed_range), size)
+        size = self.plan.order.worker_batch(self.world_size)
+        yield from ElementBuilder(self.plan).elements(unpack_range(*packed_range), size)
 
     def _elements(self, iteration: Iteration) -> Iterator[Element]:
         """Yield the elements of the steps that belong to this process."""
         first = iteration.begin + iteration.worker + iteration.yielded * iteration.workers
-        total = self.reader.steps_per_epoch
+        total = self.plan.steps_per_epoch
         if first >= iteration.end or not total:
             return
         epoch, step = divmod(first, total)
-        ranges: Iterable[StepRange] = self.reader.step_ranges(
+        ranges: Iterable[StepRange] = self.plan.step_ranges(
             WorkerSteps(1, epoch, step, self.rank, self.world_size), steps=iteration.end - first
         )
         if iteration.workers > 1:
             ranges = _every_nth_step(iteration.workers, ranges)
-        form = ElementBuilder(self.reader)
-        for steps, arrays in self.reader.read(ranges):
+        form = ElementBuilder(self.plan)
+        for steps, arrays in self.plan.read(ranges):
             yield from form.elements(arrays, steps.worker_epoch.batch_rows)
 
 
@@ -206,7 +204,7 @@ class ElementBuilder:
     ``removes_padding`` removes padding rows, unless all rows of a batch are padding.
     """
 
-    reader: Reader
+    plan: ReadPlan
     removes_padding: bool = False
 
     def elements(self, arrays: Mapping[str, NumpyArray], size: int) -> Iterator[Element]:
@@ -220,14 +218,14 @@ class ElementBuilder:
 
     def _element(self, columns: dict[str, Tensor]) -> Element:
         weight = columns.pop(PADDING_WEIGHT, None)
-        if self.removes_padding or self.reader.order.remainder == "keep":
+        if self.removes_padding or self.plan.order.remainder == "keep":
             columns, weight = _remove_padding(columns, weight), None
-        for name, items in self.reader.ragged.items():
+        for name, items in self.plan.ragged.items():
             columns[name] = _ragged_tensors(columns[name], items)
-        if self.reader.weight is not None:
+        if self.plan.weight is not None:
             # The weight of padding rows is 0, because all values of padding rows are 0.
-            weight = columns.pop(self.reader.weight).to(torch.float32)
-        labels = {name: columns.pop(name) for name in self.reader.labels}
+            weight = columns.pop(self.plan.weight).to(torch.float32)
+        labels = {name: columns.pop(name) for name in self.plan.labels}
         element_parts: list[Tensor] = [columns]
         if len(labels) == 1:
             element_parts.extend(labels.values())
@@ -277,17 +275,17 @@ def _remove_padding(columns: Mapping[str, Tensor], weight: Tensor) -> dict[str, 
     return real_columns
 
 
-def refuse_strings(reader: Reader) -> None:
+def refuse_strings(plan: ReadPlan) -> None:
     """Refuse strings unless ``columns=`` names the column, since tensors cannot hold strings."""
-    requested_names = reader.settings.get("columns") or ()
+    requested_names = plan.settings.get("columns") or ()
     string_columns = [
         column.name
-        for column in reader.columns
+        for column in plan.columns
         if column.dtype == object and column.name not in requested_names
     ]
     if string_columns:
         other_columns = [
-            column.name for column in reader.columns if column.name not in string_columns
+            column.name for column in plan.columns if column.name not in string_columns
         ]
         raise UnsupportedType(
             "These columns contain strings or bytes, for which PyTorch has no tensor type: "
@@ -317,7 +315,7 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
 
     def __init__(
         self,
-        reader: Reader,
+        plan: ReadPlan,
         steps: WorkerSteps,
         *,
         rank: int | None,
@@ -330,11 +328,11 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
                 hint="torch_loader(rank=0, world_size=2), or neither, to use torch.distributed",
             )
         self._has_rank = rank is not None
-        self._next = self._end = steps.start_epoch * reader.steps_per_epoch + steps.start_step
+        self._next = self._end = steps.start_epoch * plan.steps_per_epoch + steps.start_step
         own_steps = WorkerSteps(
             steps.epochs, steps.start_epoch, steps.start_step, rank or 0, world_size or 1
         )
-        dataset = ReaderDataset(reader, own_steps)
+        dataset = ReaderDataset(plan, own_steps)
         if options.num_workers > 0:
             prefetched = options.num_workers * (options.prefetch_factor or _PREFETCH_FACTOR)
             dataset.transferred_bytes = max(1, _SHARED_BYTES // prefetched)
@@ -345,7 +343,7 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
         dataset = self.dataset
         if not self._has_rank:
             dataset.rank, dataset.world_size = distributed_rank()
-            dataset.reader.order.check_workers(dataset.rank, dataset.world_size)
+            dataset.plan.order.check_workers(dataset.rank, dataset.world_size)
             self._has_rank = True
         # Treat an abandoned iteration as complete.
         start = self._end
@@ -358,9 +356,9 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
 
     def state_dict(self) -> JsonDict:
         """Return the reader's state at the next step: a small JSON object."""
-        reader: Reader = self.dataset.reader
-        epoch, step = divmod(self._next, max(1, reader.steps_per_epoch))
-        return reader.state(epoch, step)
+        plan: ReadPlan = self.dataset.plan
+        epoch, step = divmod(self._next, max(1, plan.steps_per_epoch))
+        return plan.state(epoch, step)
 
     def load_state_dict(self, state: JsonMapping) -> None:
         """Start the next iteration at the position of a loader state or reader state.
@@ -369,7 +367,7 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
             ManifestMismatch: The state belongs to another dataset.
             ReaderConfigError: The state belongs to a reader with different settings.
         """
-        self._next = self._end = step_from_state(self.dataset.reader, state)
+        self._next = self._end = step_from_state(self.dataset.plan, state)
 
 
 def get_loader_worker() -> tuple[int, int]:
@@ -410,23 +408,23 @@ def process_rank() -> tuple[int, int]:
 
 
 def evaluate_by_function(
-    reader: Reader, function: Callable[..., Mapping[str, Tensor]]
+    plan: ReadPlan, function: Callable[..., Mapping[str, Tensor]]
 ) -> dict[str, float]:
     """Call a metric function for each batch and return the weighted means of its row values.
 
     Args:
-        reader: A reader with padding and one lane per rank, or with ``remainder="keep"``.
+        plan: A plan with padding and one lane per rank, or with ``remainder="keep"``.
         function: Function from an element of ``torch_loader`` to ``{name: (rows,)}``.
     """
     require_torch()
-    refuse_strings(reader)
+    refuse_strings(plan)
     rank, ranks = process_rank()
     sums: dict[str, float] = {}
     weights = 0.0
-    builder = ElementBuilder(reader, removes_padding=True)
-    steps_of_rank = reader.step_ranges(WorkerSteps(worker=rank, workers=ranks))
+    builder = ElementBuilder(plan, removes_padding=True)
+    steps_of_rank = plan.step_ranges(WorkerSteps(worker=rank, workers=ranks))
     with torch.no_grad():
-        for steps, arrays in reader.read(steps_of_rank):
+        for steps, arrays in plan.read(steps_of_rank):
             size = steps.worker_epoch.batch_rows
             is_real = (arrays[PADDING_WEIGHT] > 0).reshape(-1, size)
             for element, real_rows in zip(builder.elements(arrays, size), is_real, strict=True):
@@ -435,7 +433,7 @@ def evaluate_by_function(
                 # its buffers in each call. Batches without real rows are not counted.
                 rows = int(real_rows.sum())
                 weight = torch.ones(rows) if rows else torch.zeros(len(real_rows))
-                if reader.weight is not None:
+                if plan.weight is not None:
                     weight = element_parts[-1]
                 for name, values in _check_metrics(function(*element_parts), len(weight)).items():
                     # The value of a padding row may be NaN, and NaN times the weight 0 is NaN.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,8 @@ from featurestore.errors import ManifestMismatch, ReaderConfigError, missing_ext
 from featurestore.model.json_object import JsonMapping
 from featurestore.readers.columns import NumpyArray, Ragged, Tensor
 from featurestore.readers.order import ORDER_VERSION
+from featurestore.readers.plan import ReadPlan
 from featurestore.readers.prefetch import ALIGNMENT
-
-if TYPE_CHECKING:
-    from featurestore.readers.reader import Reader
 
 # PyTorch is optional, and readers import it only here; their classes call ``require_torch``.
 try:
@@ -123,7 +121,7 @@ class LoaderPosition:
         return Iteration(start, self.end_from(start), worker, workers)
 
 
-def step_from_state(reader: Reader, state: JsonMapping) -> int:
+def step_from_state(plan: ReadPlan, state: JsonMapping) -> int:
     """Check that a state belongs to a reader, and return its step, counted from epoch 0.
 
     Raises:
@@ -138,13 +136,13 @@ def step_from_state(reader: Reader, state: JsonMapping) -> int:
             f"version {ORDER_VERSION}.",
             hint="resume with the release that wrote the state",
         )
-    if state["manifest"] != reader.manifest_hash:
+    if state["manifest"] != plan.manifest_hash:
         raise ManifestMismatch(
             f"The state belongs to the dataset with manifest {state['manifest']}; this reader has "
-            f"manifest {reader.manifest_hash}.",
+            f"manifest {plan.manifest_hash}.",
             hint="open the dataset that the run was started with, or start a new run",
         )
-    settings = reader.state(0, 0)
+    settings = plan.state(0, 0)
     differences = [
         f"{name}={state[name]!r}, not {value!r}"
         for name, value in settings.items()
@@ -156,8 +154,8 @@ def step_from_state(reader: Reader, state: JsonMapping) -> int:
             hint="reader, epoch, step = dataset.resume(state) opens the reader of the state",
         )
     step = int(state["step"])
-    reader.check_step(step)
-    return int(state["epoch"]) * reader.steps_per_epoch + step
+    plan.check_step(step)
+    return int(state["epoch"]) * plan.steps_per_epoch + step
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from featurestore.readers import open_reader
-from featurestore.readers import reader as reader_module
+from featurestore.readers import open_reader, plan
 from featurestore.readers.prefetch import BufferPool
 from featurestore_connectors import parquet
 from tests.readers.conftest import Example
@@ -112,7 +111,7 @@ def peak_bytes(directory: Path, rows: int, data_format: str) -> int:
 def test_reader_memory_independent_of_dataset_size(
     data_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "_RANGE_ROWS", 1024)
+    monkeypatch.setattr(plan, "_RANGE_ROWS", 1024)
     monkeypatch.setattr(parquet, "CACHED_ROW_GROUPS", 4)
     few, many = (peak_bytes(tmp_path / str(rows), rows, data_format) for rows in (120_000, 480_000))
     data = 480_000 * COLUMNS * 4

@@ -149,7 +149,7 @@ def test_iterations_read_all_steps_of_epochs_in_turn(
 
 def test_iteration_steps_independent_of_waiting_iterations(example: Example) -> None:
     reader = open_example(example)
-    iterations = reader.iterations(WorkerSteps(2, 1, 3))
+    iterations = reader.plan.iterations(WorkerSteps(2, 1, 3))
     later = [iterations[number] for number in (9, 0, 5)]
     again = [iterations[number] for number in (9, 0, 5)]
     for first, second in zip(later, again, strict=True):

@@ -41,11 +41,11 @@ def test_balanced_over_replicas_gives_each_replica_rows(tfrecord: Example, repli
     for replica_rows in range(1, 50):
         batch = replica_rows * replicas
         reader = open_example(tfrecord, global_batch_size=batch, remainder="pad", shuffle=False)
-        balanced = balance_over_replicas(reader, replicas, batch=batch)
+        balanced = balance_over_replicas(reader.plan, replicas, batch=batch)
         rows = balanced.order.epoch(0).batches(0, balanced.steps_per_epoch)
         shares = rows.reshape(balanced.steps_per_epoch, replicas, replica_rows)
         without_rows = (shares == PADDING).all(axis=2).any()
-        assert without_rows == has_empty_replica(reader, replicas, batch=batch)
+        assert without_rows == has_empty_replica(reader.plan, replicas, batch=batch)
         assert sorted(rows[rows != PADDING]) == list(range(ROWS))
 
 

@@ -15,8 +15,8 @@ from featurestore import FeatureStore
 from featurestore import transform as t
 from featurestore.errors import ColumnConflict, InvalidArgument, NullsInColumns
 from featurestore.model.names import PRESENT
+from featurestore.readers import Reader, resume
 from featurestore.readers.columns import SAMPLE_WEIGHT
-from featurestore.readers.reader import Reader, resume
 from featurestore.training.dataset import TrainingDataset
 from tests.readers.conftest import Example, plain
 from tests.readers.example_datasets import ROW, make_dataset

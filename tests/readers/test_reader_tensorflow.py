@@ -22,10 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.errors import ReaderConfigError
-from featurestore.readers import Reader
+from featurestore.readers import Reader, open_reader
 from featurestore.readers.blocks import RecordBlocks, WindowBlocks
 from featurestore.readers.columns import SAMPLE_WEIGHT
-from featurestore.readers.reader import open_reader
 from tests.readers.conftest import Example
 from tests.readers.example_datasets import long_dataset, make_dataset, truncate_shards
 from tests.readers.test_reader_contract import open_example
@@ -183,7 +182,7 @@ EXIT_PROGRAM = """
 import json, sys
 from pathlib import Path
 from featurestore.model.manifest import Manifest
-from featurestore.readers.reader import open_reader
+from featurestore.readers import open_reader
 manifest = Manifest.from_json(json.loads(Path(sys.argv[1], "manifest.json").read_text()))
 iterator = iter(open_reader(sys.argv[1], manifest, split="train", global_batch_size=1024).tf_dataset())
 next(iterator)

@@ -125,7 +125,7 @@ def test_torch_loader_workers_send_ranges_in_one_segment(
             columns = [*features.values(), label]
             starts = [column.untyped_storage().data_ptr() for column in columns]
             columns_by_range.setdefault(starts[0], set()).update(starts)
-    ranges = reader.step_ranges(
+    ranges = reader.plan.step_ranges(
         WorkerSteps(start_step=3),
         steps=len(expected),
         max_bytes=max(1, shared_bytes // (2 * workers)),
@@ -136,7 +136,7 @@ def test_torch_loader_workers_send_ranges_in_one_segment(
     # The steps of a range share the memory of each column, and the columns are neighbors.
     for starts_of_range in columns_by_range.values():
         assert len(starts_of_range) == len(reader.columns)
-        longest_range = reader.steps_per_epoch * reader.global_batch_size * reader.row_bytes
+        longest_range = reader.steps_per_epoch * reader.global_batch_size * reader.plan.row_bytes
         assert max(starts_of_range) - min(starts_of_range) < longest_range + 64 * len(
             starts_of_range
         )

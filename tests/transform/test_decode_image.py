@@ -187,7 +187,7 @@ def test_tf_dataset_large_raw_images_equal_stored(empty_store: FeatureStore) -> 
     )
     for remainder, sizes in (("drop", [32]), ("keep", [32, 8]), ("pad", [32, 32])):
         reader = dataset.reader("train", global_batch_size=32, remainder=remainder)
-        assert reader.steps_at_once(1) == 1
+        assert reader.plan.steps_at_once(1) == 1
         actual = [len(element[1]) for element in reader.tf_dataset()]
         assert actual == sizes
         for element in reader.tf_dataset():

@@ -88,9 +88,6 @@ from typing import (
     get_type_hints,
 )
 
-import pyarrow as pa
-
-from featurestore.arrow.schemas import schema_from_json, schema_to_json, type_from_json
 from featurestore.model import codecs
 from featurestore.model.codecs import MICROSECONDS, Codec
 from featurestore.model.json_object import (
@@ -168,6 +165,8 @@ DEFAULT_IF_MISSING = _Marker("DEFAULT_IF_MISSING")
 
 
 def _is_feature_type(data: Any) -> bool:
+    from featurestore.arrow.schemas import type_from_json  # imports pyarrow
+
     type_from_json(data)
     return True
 
@@ -250,6 +249,17 @@ def codec_of(annotation: Any) -> Codec:
         return _CODECS[annotation]
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _codec_of_dataclass(annotation)
+    return _codec_of_schema(annotation)
+
+
+def _codec_of_schema(annotation: Any) -> Codec:
+    # Only records with a schema need pyarrow, whose import is slow.
+    import pyarrow as pa
+
+    from featurestore.arrow.schemas import schema_from_json, schema_to_json
+
+    if annotation is pa.Schema:
+        return codecs.parsed(schema_from_json, schema_to_json, "a schema", codecs.JSON)
     raise TypeError(f"{annotation!r} has no JSON codec")
 
 
@@ -295,7 +305,6 @@ _CODECS: Mapping[Any, Codec] = {
     object: codecs.JSON,
     datetime: codecs.TIME,
     timedelta: codecs.DURATION,
-    pa.Schema: codecs.parsed(schema_from_json, schema_to_json, "a schema", codecs.JSON),
 }
 _SCALAR_NAMES: Mapping[type, str] = {str: "a string", bool: "true or false", float: "a number"}
 
@@ -402,7 +411,7 @@ def _derive_array(record_type: type) -> Codec:
         values = vars(record)
         return array.write([values[name] for name in names])  # type: ignore[misc]
 
-    return Codec(array.read, write)
+    return Codec(array.read, write, array.read_all)
 
 
 def _make_reader(

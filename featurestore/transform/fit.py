@@ -188,7 +188,7 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
     for name, steps in payload.items():
         try:
             chains[name] = Chain(
-                tuple(_parse_step(JsonObject.from_value(step, name)) for step in steps)
+                tuple(parse_step(JsonObject.from_value(step, name)) for step in steps)
             )
         except MalformedJson as error:
             raise FeatureViewDamaged(
@@ -199,14 +199,16 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
     return chains
 
 
-def _parse_step(data: JsonObject) -> Step:
-    """Parse a step before fitting."""
+def parse_step(data: JsonObject, *, is_fitted: bool = False) -> Step:
+    """Parse a step before or after fitting; its rule checks the options and fitted values."""
     rule = RULES.get(data.text("rule"))
     if rule is None:
         raise data.wrong_type_error("rule", "a rule of this release")
-    options = data.object("options")
-    rule.check(options, None)
-    return Step(rule.name, options.data)
+    options, fitted = data.object("options"), None
+    if is_fitted and rule.fits:
+        fitted = data.object("fitted")
+    rule.check(options, fitted)
+    return Step(rule.name, options.data, None if fitted is None else fitted.data)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +17,23 @@ import numpy.typing as npt
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument, listing
 from featurestore.model import display
+from featurestore.model.codecs import Codec, array
 from featurestore.model.json_object import (
     JsonDict,
+    JsonMapping,
     JsonObject,
     MalformedJson,
-    check_format,
     seal,
     unseal,
 )
+from featurestore.model.records import FeatureType, Key, Record, Version
 from featurestore.readers.columns import NumpyArray, NumpyDtype, Tensor
 from featurestore.transform.apply import apply_chain, apply_to_arrays, decoded_to_value
-from featurestore.transform.fit import output_form
+from featurestore.transform.fit import output_form, parse_step
 from featurestore.transform.ops import NumpyOps
 from featurestore.transform.rules import RULES
 from featurestore.transform.rules.functions import resolve_function
-from featurestore.transform.steps import Chain, Form, Step, arrow_type, form_of
+from featurestore.transform.steps import Chain, Form, arrow_type, form_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,8 +43,15 @@ TRANSFORMATIONS_FORMAT = 1
 _NUMPY = NumpyOps()
 
 
+_STEPS = array(Codec(lambda step: parse_step(JsonObject.from_value(step), is_fitted=True)))
+_CHAIN = Codec(
+    lambda steps: Chain(_STEPS.read(steps)),
+    lambda chain: [step.to_json() for step in chain.steps],
+)
+
+
 @dataclass(frozen=True)
-class FittedColumn:
+class FittedColumn(Record, keys=("name", "type", "narrow", "chain")):
     """A column and its fitted chain.
 
     Attributes:
@@ -51,8 +60,8 @@ class FittedColumn:
     """
 
     name: str
-    type: Any
-    chain: Chain
+    type: FeatureType
+    chain: Annotated[Chain, Key("steps"), _CHAIN]
     narrow: bool = False
 
     @cached_property
@@ -64,6 +73,23 @@ class FittedColumn:
     def output(self) -> Form:
         """The form of the transformed values."""
         return output_form(self.input_form, self.chain, name=self.name)
+
+    def to_json(self) -> JsonDict:
+        """Convert to a JSON object, with the output form."""
+        return {**super().to_json(), "output": self.output.to_json()}
+
+    def check_json(self, data: JsonMapping) -> FittedColumn:
+        """Check that the stored output form is that of this release."""
+        try:
+            output = self.output.to_json()
+        except InvalidArgument as error:
+            raise MalformedJson(error.message) from error
+        column = JsonObject(data)
+        # Models were trained on the stored output form, so a release with other rules must not
+        # apply the chain.
+        if column.object("output").data != output:
+            raise column.wrong_type_error("output", f"{output}")
+        return self
 
     @property
     def handles_missing(self) -> bool:
@@ -80,7 +106,9 @@ class FittedColumn:
 
 
 @dataclass(frozen=True, repr=False)
-class Transformations:
+class Transformations(
+    Record, format=TRANSFORMATIONS_FORMAT, subject="The transformations of {dataset!r}"
+):
     """Fitted transformations of the columns of a training dataset.
 
     ``apply`` (arrays and Arrow batches), readers, the Keras layer, the PyTorch module and frames of
@@ -101,7 +129,7 @@ class Transformations:
     """
 
     dataset: str
-    version: int
+    version: Version
     fit_on: str
     rows: int
     columns: tuple[FittedColumn, ...]
@@ -203,48 +231,6 @@ class Transformations:
 
         return pa.schema(fields)
 
-    def to_json(self) -> JsonDict:
-        """Convert the transformations to a JSON object."""
-        columns = []
-        for column in self.columns:
-            steps = [step.to_json() for step in column.chain.steps]
-            columns.append(
-                {
-                    "name": column.name,
-                    "type": column.type,
-                    "narrow": column.narrow,
-                    "steps": steps,
-                    "output": column.output.to_json(),
-                }
-            )
-        return {
-            "format": TRANSFORMATIONS_FORMAT,
-            "dataset": self.dataset,
-            "version": self.version,
-            "fit_on": self.fit_on,
-            "rows": self.rows,
-            "columns": columns,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> Transformations:
-        """Parse the JSON object that ``to_json`` returned.
-
-        Raises:
-            MalformedJson: The object is invalid.
-            FormatTooNew: A newer release wrote it.
-        """
-        payload = JsonObject.from_value(data)
-        subject = f"The transformations of {payload.get('dataset')!r}"
-        check_format(payload.number("format", minimum=1), TRANSFORMATIONS_FORMAT, subject=subject)
-        return cls(
-            dataset=payload.text("dataset"),
-            version=payload.number("version", minimum=1),
-            fit_on=payload.text("fit_on"),
-            rows=payload.number("rows"),
-            columns=tuple(map(_parse_column, payload.objects("columns"))),
-        )
-
     def to_bytes(self) -> bytes:
         """Return the content of the transformations file."""
         return seal(self.to_json())
@@ -318,36 +304,3 @@ class Preprocessor:
 
     def __repr__(self) -> str:
         return f"Preprocessor of {{column: array}}:\n{self.transformations!r}"
-
-
-def _parse_column(data: JsonObject) -> FittedColumn:
-    """Parse a fitted column, whose output form must be that of this release."""
-    stored_type = data.get("type")
-    try:
-        type_from_json(stored_type)
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise data.wrong_type_error("type", "a feature type") from error
-    steps = Chain(tuple(map(_parse_step, data.objects("steps"))))
-    column = FittedColumn(data.text("name"), stored_type, steps, data.flag("narrow"))
-    try:
-        output = column.output.to_json()
-    except InvalidArgument as error:
-        raise MalformedJson(error.message) from error
-    # Models were trained on the stored output form, so a release with other rules must not apply
-    # the chain.
-    if data.object("output").data != output:
-        raise data.wrong_type_error("output", f"{output}")
-    return column
-
-
-def _parse_step(data: JsonObject) -> Step:
-    """Parse a fitted step."""
-    name = data.text("rule")
-    rule = RULES.get(name)
-    if rule is None:
-        raise data.wrong_type_error("rule", "a rule of this release")
-    options, fitted = data.object("options"), None
-    if rule.fits:
-        fitted = data.object("fitted")
-    rule.check(options, fitted)
-    return Step(name, options.data, None if fitted is None else fitted.data)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from featurestore.errors import InvalidArgument, UnsupportedType
-from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.json_object import JsonMapping
+from featurestore.model.records import OMIT_DEFAULT, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +22,7 @@ DTYPES = ("float32", "float64", "int32", "int64")
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Record, keys=("rule", "options", "fitted")):
     """A rule name with options and fitted values.
 
     ``function`` and ``fit`` are the Python functions of the rule "function". Files contain only the
@@ -30,20 +31,13 @@ class Step:
 
     rule: str
     options: JsonMapping = field(default_factory=dict)
-    fitted: JsonMapping | None = None
+    fitted: Annotated[JsonMapping | None, OMIT_DEFAULT] = None
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     fit: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
     def with_fitted(self, values: JsonMapping) -> Step:
         """Return the step with fitted values."""
         return replace(self, fitted=values)
-
-    def to_json(self) -> JsonDict:
-        """Return the step as a JSON object."""
-        data: JsonDict = {"rule": self.rule, "options": dict(self.options)}
-        if self.fitted is not None:
-            data["fitted"] = dict(self.fitted)
-        return data
 
     def __str__(self) -> str:
         options = [f"{name}={value!r}" for name, value in self.options.items() if value is not None]
@@ -78,8 +72,8 @@ def single_step(rule: str, **options: Any) -> Chain:
 
 
 @dataclass(frozen=True)
-class Form:
-    """The form of a column between two steps of a chain.
+class Form(Record, keys=("dtype", "shape", "size")):
+    """The form of a column between two steps of a chain; its JSON is that of an output form.
 
     Attributes:
         value_type: "number" (float64, missing is NaN), "whole" (int64), "text", "binary", "code"
@@ -95,19 +89,12 @@ class Form:
     value_type: ValueType
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
-    size: int | None = None
+    size: Annotated[int | None, OMIT_DEFAULT] = None
     item: ValueType | None = None
 
     def of_items(self) -> Form:
         """Return the form of the items of lists and arrays, of which a sample consists."""
         return replace(self, shape=())
-
-    def to_json(self) -> JsonDict:
-        """Convert an output form to JSON."""
-        data: JsonDict = {"dtype": self.dtype, "shape": list(self.shape)}
-        if self.size is not None:
-            data["size"] = self.size
-        return data
 
     def __str__(self) -> str:
         shape = ""

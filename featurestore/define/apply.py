@@ -71,12 +71,16 @@ _COMPARISONS: Mapping[str, Callable[[Draft, Definition, str], ProjectStep | None
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with the functions that apply it, and marks of objects that no longer exist."""
+    """A plan with the functions that apply it, and marks of objects that no longer exist.
+
+    ``current_versions`` are the versions of the groups that the definitions describe.
+    """
 
     project: str
     steps: tuple[ProjectStep, ...]
     removals: tuple[ProjectStep, ...]
     stale_marks: tuple[OwnerMark, ...]
+    current_versions: Mapping[str, int]
 
     @property
     def plan(self) -> ProjectPlan:
@@ -136,28 +140,29 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
             origins={content.file.origin for content in contents},
             removed={mark.name for mark in dropped if mark.object_type == JOB},
         )
+        current_draft = Draft(draft_session, targets, reads, registration)
         for definition in sort_by_dependency(loaded.definitions):
             position = loaded.position(definition)
             try:
                 check_owner(draft_session, definition, project)
                 compare = _COMPARISONS[definition.object_type]
-                current_draft = Draft(draft_session, targets, reads, registration)
                 step = compare(current_draft, definition, position)
             except FeatureStoreError as error:
                 refusals.append(Refusal(position, error.message, error.hint))
             else:
                 steps += [step] if step is not None else []
-        refusals += refuse_expectations(draft_session, loaded)
+        refusals += refuse_expectations(current_draft, loaded)
         if refusals:
             raise refuse(refusals)
         # The draft now contains the changed jobs and views, which removals may break.
         removals = plan_removals(draft_session, dropped)
     existing = {mark_of(step.change) for step in removals}
     stale_marks = tuple(mark for mark in dropped if mark not in existing)
-    return Planned(project, tuple(steps), tuple(removals), stale_marks)
+    versions = current_draft.current_versions
+    return Planned(project, tuple(steps), tuple(removals), stale_marks, versions)
 
 
-def refuse_expectations(session: Session, loaded: Project) -> list[Refusal]:
+def refuse_expectations(draft: Draft, loaded: Project) -> list[Refusal]:
     """Return the groups whose expectations name columns or features that do not exist.
 
     They are checked against the complete draft, since groups may refer to each other.
@@ -166,12 +171,13 @@ def refuse_expectations(session: Session, loaded: Project) -> list[Refusal]:
     for definition in loaded.definitions:
         if not isinstance(definition.content, GroupContent):
             continue
-        with session.registry.reading() as connection:
-            group = featuregroups.find(connection, definition.name, definition.content.version)
+        version = definition.content.version or draft.current_versions.get(definition.name)
+        with draft.session.registry.reading() as connection:
+            group = featuregroups.find(connection, definition.name, version)
         if group is None:  # the definition is refused for another reason
             continue
         try:
-            check_expectations(session, group.spec)
+            check_expectations(draft.session, group.spec)
         except InvalidExpectation as error:
             refusals.append(Refusal(loaded.position(definition), error.message, error.hint))
     return refusals
@@ -229,7 +235,7 @@ def apply_folder(
             if remove:
                 check_blockers(planned.removals)
             apply_plan(session, planned, remove=remove)
-    grant_definitions(session, loaded)
+    grant_definitions(session, loaded, planned.current_versions)
     return planned.plan
 
 
@@ -253,7 +259,9 @@ def apply_plan(session: Session, planned: Planned, *, remove: bool) -> None:
             projects.remove(connection, mark)
 
 
-def grant_definitions(session: Session, loaded: Project) -> None:
+def grant_definitions(
+    session: Session, loaded: Project, current_versions: Mapping[str, int]
+) -> None:
     """Allow what a project defines to act on this machine: jobs, sources, channels and queries.
 
     The store may have the registration from another machine, whose grants do not apply here.
@@ -274,8 +282,9 @@ def grant_definitions(session: Session, loaded: Project) -> None:
                 with session.registry.transaction() as connection:
                     jobs.register(connection, job.spec, origin=origin, watermark=None)
         elif isinstance(content, GroupContent) and content.declared.external is not None:
+            version = content.version or current_versions.get(definition.name)
             with session.registry.reading() as connection:
-                group = featuregroups.find(connection, definition.name, content.version)
+                group = featuregroups.find(connection, definition.name, version)
             # The columns are those of the stored definition.
             if group is not None and group.spec.external == content.declared.external:
                 grant_rows(session, group.spec)

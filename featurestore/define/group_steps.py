@@ -2,11 +2,13 @@
 
 A group evolves in place if its rows fit the definition: descriptions, tags, new columns, wider
 decimals, and the fields that ``update_featuregroup`` changes. Other differences need the next
-version, which the definition names, because rows are never rewritten.
+version, which the definition names, because rows are never rewritten. A definition without a version
+that describes an earlier version, such as after a revert in git, makes it the current one again.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from featurestore.define.definitions import Definition, GroupContent
@@ -62,7 +64,17 @@ def compare_group(draft: Draft, definition: Definition, position: str) -> Projec
     if registered is None:
         return plan_creation(draft, definition, content, position)
     group = open_group(draft.session, definition.name, registered.version)
-    evolution = find_evolution(group, content, next_version=max(latest, registered.version) + 1)
+    next_version = max(latest, registered.version) + 1
+    try:
+        evolution = find_evolution(group, content, next_version=next_version)
+    except DefinitionMismatch:
+        if content.version is not None:
+            raise
+        reverted = find_earlier_version(draft.session, group, content)
+        if reverted is None:
+            raise
+        group, evolution = reverted
+    add_current_version(draft, definition.name, group.spec.version)
     details = describe_evolution(group, evolution)
     if not details:
         return None
@@ -70,7 +82,7 @@ def compare_group(draft: Draft, definition: Definition, position: str) -> Projec
         featuregroups.redefine(connection, evolution.spec)
         if group.spec.ttl != evolution.spec.ttl:
             for view in feature_views.views_reading(
-                connection, definition.name, registered.version
+                connection, definition.name, group.spec.version
             ):
                 title = format_object(VIEW, view.name, view.version)
                 details.append(f"later retrievals of {title} use the new ttl")
@@ -78,11 +90,38 @@ def compare_group(draft: Draft, definition: Definition, position: str) -> Projec
         "change",
         definition.object_type,
         definition.name,
-        version=registered.version,
+        version=group.spec.version,
         details=tuple(details),
         position=position,
     )
     return ProjectStep(change, lambda session: evolve(session, evolution))
+
+
+def add_current_version(draft: Draft, name: str, version: int) -> None:
+    """Record a version that a definition describes; views of the project read the newest one."""
+    draft.current_versions[name] = max(version, draft.current_versions.get(name, 0))
+
+
+def find_earlier_version(
+    session: Session, latest: OpenGroup, content: GroupContent
+) -> tuple[OpenGroup, Evolution] | None:
+    """Return the newest version before the latest one whose columns and keys a definition has.
+
+    This is the version that a revert in git describes again. Its metadata may differ, but a version
+    that would get new columns is not the one that was reverted to.
+    """
+    name = latest.spec.name
+    with session.registry.reading() as connection:
+        versions = featuregroups.versions(connection, name)
+    for version in sorted(versions, reverse=True):
+        if version >= latest.spec.version:
+            continue
+        with suppress(DefinitionMismatch):
+            group = open_group(session, name, version)
+            evolution = find_evolution(group, content, next_version=latest.spec.version + 1)
+            if not evolution.comparison.changed_columns:
+                return group, evolution
+    return None
 
 
 def plan_creation(
@@ -100,6 +139,7 @@ def plan_creation(
     spec = build_spec(content.declared, name=name, version=version, schema=schema)
     with draft.session.registry.transaction() as connection:
         featuregroups.add(connection, spec, table_id=DRAFT_TABLE, delta_version=0)
+    add_current_version(draft, name, version)
     change = PlannedChange(
         "create",
         definition.object_type,

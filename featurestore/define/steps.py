@@ -152,13 +152,15 @@ class ProjectStep:
 class Draft:
     """A session whose registry is a draft, the groups that jobs write, and the reads of sources.
 
-    ``registration`` contains all jobs of the project.
+    ``registration`` contains all jobs of the project, ``current_versions`` the newest version of each
+    group that its definitions describe. It is filled before views are compared.
     """
 
     session: Session
     job_targets: Collection[str]
     reads: SourceLookups
     registration: Registration
+    current_versions: dict[str, int] = field(default_factory=dict)
 
 
 def compare_source(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
@@ -204,7 +206,7 @@ def compare_view(draft: Draft, definition: Definition, position: str) -> Project
     content = definition.content
     assert isinstance(content, ViewRequest)
     try:
-        spec = views.define(draft.session, content)
+        spec = views.define(draft.session, content, current_versions=draft.current_versions)
     except FeatureGroupNotFound as error:
         if not any(f"{name!r}" in error.message for name in draft.job_targets):
             raise
@@ -223,12 +225,29 @@ def compare_view(draft: Draft, definition: Definition, position: str) -> Project
         details = describe_differences(comparable_view(earlier), comparable_view(spec))
         if not details:
             return None
+        details += describe_returns(draft, earlier, spec)
     version = max([*versions, *used_versions], default=0) + 1
     check_view_rows(draft, spec)
     with draft.session.registry.transaction() as connection:
         feature_views.add(connection, replace(spec, version=version))
     change = _change(definition, not versions, details, position, version=version)
     return ProjectStep(change, lambda session: views.create(session, spec, version=version))
+
+
+def describe_returns(draft: Draft, before: FeatureViewSpec, now: FeatureViewSpec) -> list[str]:
+    """Describe the groups of which a view reads an earlier version again, after a revert in git."""
+    earlier_versions = dict(sorted(before.groups))
+    returns = []
+    for name, version in sorted(now.groups):
+        latest = earlier_versions.get(name, version)
+        if version < latest:
+            returns.append(
+                f"feature group {name!r} version {version} is current again, as the project defines "
+                f"it; version {latest} remains"
+            )
+            if name in draft.job_targets:
+                returns.append(f"jobs still write the latest version of {name!r}")
+    return returns
 
 
 def check_view_rows(draft: Draft, spec: FeatureViewSpec) -> None:

@@ -35,10 +35,16 @@ _SAMPLED_FILES, _SAMPLED_BYTES = 4, 32 << 20
 
 
 class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
-    """The group definitions of a store by name and version, which are loaded on first use."""
+    """The group definitions of a store by name and version, which are loaded on first use.
 
-    def __init__(self, session: Session) -> None:
+    References without a version read ``current_versions``, and of other groups the latest version.
+    """
+
+    def __init__(
+        self, session: Session, *, current_versions: Mapping[str, int] | None = None
+    ) -> None:
         self._session = session
+        self.current_versions = current_versions or {}
         self._specs_by_name: dict[str, Mapping[int, FeatureGroupSpec]] = {}
 
     def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:

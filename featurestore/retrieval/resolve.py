@@ -111,7 +111,7 @@ def no_features_error() -> InvalidReference:
 def find_spec(
     name: str, *, version: int | None, specs: Specs, feature: str | None = None
 ) -> FeatureGroupSpec:
-    """Find the definition of a group; the default is the latest version.
+    """Find the definition of a group; the default is its current version, mostly the latest.
 
     ``feature`` is the requested feature, if any, for the hint.
     """
@@ -128,7 +128,8 @@ def find_spec(
     specs_by_version = specs[name]
     wanted_version = version
     if wanted_version is None:
-        wanted_version = max(specs_by_version)
+        current_versions: Mapping[str, int] = getattr(specs, "current_versions", {})
+        wanted_version = current_versions.get(name, max(specs_by_version))
     if wanted_version not in specs_by_version:
         _check_registered(name, wanted_version, specs)
         raise FeatureGroupNotFound(

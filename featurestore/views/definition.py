@@ -48,8 +48,13 @@ from featurestore.usersql import check_column_expression
 _STEP_KEYS = ("features", "join_key", "join")
 
 
-def define(session: Session, request: ViewRequest) -> FeatureViewSpec:
+def define(
+    session: Session, request: ViewRequest, *, current_versions: Mapping[str, int] | None = None
+) -> FeatureViewSpec:
     """Validate the definition of a view and return its spec; ``create`` assigns the version.
+
+    References without a version are pinned to ``current_versions`` of their groups, and those to
+    other groups to the latest version.
 
     Raises:
         InvalidArgument: A view does not support an argument.
@@ -58,7 +63,7 @@ def define(session: Session, request: ViewRequest) -> FeatureViewSpec:
     tags = normalize_tags(request.tags)
     check_name(request.name, noun="feature view")
     check_tags(tags)
-    specs = RegisteredSpecs(session)
+    specs = RegisteredSpecs(session, current_versions=current_versions)
     steps = [_parse_step(step, specs) for step in _group_steps(request)]
     label_group = None
     if request.labels is not None:

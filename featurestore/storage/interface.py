@@ -1,18 +1,16 @@
-"""Storage interfaces: ``Storage`` for files by path, ``ObjectStore`` for objects by name.
+"""The interface of object stores: objects by name below a root. Storage plugins implement it.
 
-All files are opened through a ``Storage``, which ``storage.storage_for`` selects by the path.
-``LocalStorage`` supports directories; ``RemoteStorage`` supports URIs, through the ``ObjectStore``
-of each bucket or file system. ``fill`` copies responses to buffers of the caller.
+``RemoteStorage`` accesses URIs through the ``ObjectStore`` of each bucket or file system. ``fill``
+copies responses to buffers of the caller.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,149 +43,6 @@ class Writer(Protocol):
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes; return their number."""
-
-
-class Storage(Protocol):
-    """Files and directories by path, which is an absolute local path or a URI.
-
-    Writes are atomic: readers see either the old or the new content. Methods raise the ``OSError``
-    of the operating system or server unchanged (FileNotFoundError for a missing file); other server
-    errors are raised as ``StorageError``. All methods are thread-safe.
-    """
-
-    @property
-    def is_local(self) -> bool:
-        """Whether paths are local: libraries can open, map and link the files."""
-
-    @property
-    def supports_appending(self) -> bool:
-        """Whether files support appending, partial overwrites and locks."""
-
-    @property
-    def prefers_listing(self) -> bool:
-        """Whether listing a directory once is cheaper than checking several of its files."""
-
-    @property
-    def needs_claims(self) -> bool:
-        """Whether several machines with separate registries may share a directory.
-
-        If so, versions, leases and staged files are claimed with objects in the directory.
-        """
-
-    def ensure_writable(self, directory: str) -> None:
-        """Create a directory if necessary; raise LocationNotWritable if it is not writable."""
-
-    def make_directory(self, path: str, *, durable: bool = False) -> None:
-        """Create a directory and its parents; object stores do not need directories.
-
-        With ``durable``, new directories are synced to disk.
-        """
-
-    def write_atomically(self, path: str, data: bytes) -> None:
-        """Write a file and sync it to disk."""
-
-    def replace(self, path: str, data: bytes) -> None:
-        """Write a file without syncing it to disk."""
-
-    def write_new(self, path: str, data: bytes) -> bool:
-        """Write a new file; return False if the path already exists."""
-
-    def writer(self, path: str) -> AbstractContextManager[Writer]:
-        """Open a new file for writing; it appears under its name, synced, when the block ends.
-
-        If the block raises an exception, no file remains.
-        """
-
-    def upload(self, source: str, path: str) -> None:
-        """Copy a local file, or a file in the same bucket, to a path."""
-
-    def growing_file(self, path: str) -> AbstractContextManager[str]:
-        """Yield a local path to which a file can be written; see ``files.growing_file``."""
-
-    def read(self, path: str) -> bytes:
-        """Return the content of a file."""
-
-    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers in order with the bytes of a file, starting at offset ``start``."""
-
-    def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of a file in chunks, starting at offset ``start``."""
-
-    def open_complete(self, path: str) -> str | io.BytesIO:
-        """Return the local path, or the content, for libraries that read complete files."""
-
-    def open_ranges(self, path: str) -> str | IO[bytes]:
-        """Return the local path, or a seekable file, for libraries that read byte ranges."""
-
-    def exists(self, path: str) -> bool:
-        """Return True if a file or directory exists."""
-
-    def status(self, path: str) -> FileStatus:
-        """Return the status of a file."""
-
-    def is_readable(self, path: str) -> bool:
-        """Return True if this process may read a file or directory."""
-
-    def is_file(self, path: str) -> bool:
-        """Return True if a path is a file."""
-
-    def is_directory(self, path: str) -> bool:
-        """Return True if a path is a directory."""
-
-    def is_link(self, path: str) -> bool:
-        """Return True if a path is a symbolic link; always False for object stores."""
-
-    def is_same(self, first_path: str, second_path: str) -> bool:
-        """Return True if two paths refer to the same file or directory."""
-
-    def is_below(self, path: str, directory: str) -> bool:
-        """Return True if a path is below a directory after symbolic links are resolved."""
-
-    def resolve(self, path: str) -> str:
-        """Return the path with all symbolic links resolved."""
-
-    def as_uri(self, path: str) -> str:
-        """Return the URI of a path, such as ``file:///data`` or ``s3://bucket/data``."""
-
-    def list_directory(self, path: str, *, after: str = "") -> list[str]:
-        """List the sorted names in a directory greater than ``after``; empty for a file."""
-
-    def walk(self, directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
-        """Yield the paths of all files below a directory; see ``files.walk``."""
-
-    def walk_with_status(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
-        """Yield path and status of all files below a directory; skip files removed meanwhile."""
-
-    def cached_listing(self, directory: str, *, after: str = "") -> AbstractContextManager[None]:
-        """Use one listing of a directory for lookups in the block; see ``files.cached_listing``."""
-
-    def last_write_time(self, path: str) -> datetime | None:
-        """Return the last write time of a file or a directory's newest file; None if missing."""
-
-    def current_time(self, location: str) -> datetime:
-        """Return the current time by the clock that stamps files in a location."""
-
-    def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
-        """Remove a file or a directory tree; return whether it existed.
-
-        Args:
-            path: The file or directory to remove.
-            names: The parts of the path relative to ``below``.
-            below: A directory of the caller; symbolic links between it and the path are not
-            followed.
-        """
-
-    def remove_file(self, path: str) -> None:
-        """Remove a file if it exists."""
-
-    def remove_unfinished(self, directory: str, *, before: datetime) -> int:
-        """Remove temporary files that killed writers last wrote before a time; return the number.
-
-        In local directories no file is removed, since the writers' own cleanup does it.
-        """
-
-    def create_link(self, source: str, target: str) -> bool:
-        """Create a hard link; return False if the storage does not support links."""
 
 
 class ObjectStore(Protocol):

@@ -9,22 +9,23 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
+from featurestore.model.threads import independent_tasks
 from featurestore.storage import protection
+from featurestore.storage.base import Storage
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
 from featurestore.storage.protection import check_links
 
-if TYPE_CHECKING:
-    from featurestore.storage.interface import Storage
-
 _CHUNK_BYTES = 1 << 20
+# Disks serve several requests concurrently; more threads than this do not help.
+_SYNC_THREADS = 8
 _TEMPORARY = ".tmp"
 # Number of new bytes in a growing file after which the kernel is made to write them.
 _WRITEBACK_BYTES = 4 << 20
@@ -33,7 +34,7 @@ _WRITEBACK_BYTES = 4 << 20
 _OPENS_DIRECTORIES = hasattr(os, "O_DIRECTORY")
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """Files in local and shared POSIX directories."""
 
     is_local = True
@@ -57,7 +58,7 @@ class LocalStorage:
                 "$FEATURESTORE_LOCATION",
             ) from error
 
-    def make_directory(self, path: str, *, durable: bool = False) -> None:
+    def _make_directory(self, path: str, *, durable: bool) -> None:
         check_links(path)
         created = []
         if durable:
@@ -65,30 +66,34 @@ class LocalStorage:
             while not os.path.isdir(missing):
                 created.append(missing)
                 missing = os.path.dirname(missing)
-        with translate_write_errors(path):
-            protection.make_folders(path)
+        protection.make_folders(path)
         # The entry of a new directory is in its parent, which has to be synced as well.
         for folder in reversed(created):
             sync_path(os.path.dirname(folder))
 
-    def write_atomically(self, path: str, data: bytes) -> None:
-        # The file is visible after the rename, so a failed sync of its directory must not be
-        # reported as a failed write.
-        self._write(path, data, durable=True)
-        with warn_after_publication(f"The file {path!r}"):
-            sync_path(os.path.dirname(path))
+    def _write(self, path: str, data: bytes, *, durable: bool) -> None:
+        self.make_directory(os.path.dirname(path))
+        temporary = temporary_path(path)
+        try:
+            _write_file(temporary, data, durable=durable, target=path)
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        if durable:
+            # The file is visible after the rename, so a failed sync of its directory must not be
+            # reported as a failed write.
+            with warn_after_publication(f"The file {path!r}"):
+                sync_path(os.path.dirname(path))
 
-    def replace(self, path: str, data: bytes) -> None:
-        self._write(path, data, durable=False)
-
-    def write_new(self, path: str, data: bytes) -> bool:
+    def _write_new(self, path: str, data: bytes) -> bool:
         temporary = temporary_path(path)
         self.make_directory(os.path.dirname(path))
         try:
-            with translate_write_errors(path):
-                _write_file(temporary, data, durable=True, target=path)
-                if not link_new(temporary, path):
-                    return False
+            _write_file(temporary, data, durable=True, target=path)
+            if not link_new(temporary, path):
+                return False
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -124,6 +129,21 @@ class LocalStorage:
         with open(source, "rb") as file, self.writer(path) as writer:
             shutil.copyfileobj(file, writer, _CHUNK_BYTES)
 
+    def sync(self, paths: Iterable[str]) -> None:
+        file_paths = list(paths)
+        folders = sorted({os.path.dirname(path) for path in file_paths})
+        # Files first: a synced directory entry must not refer to content that is not on disk.
+        for batch in (file_paths, folders):
+            if len(batch) == 1:
+                sync_path(batch[0])
+            elif batch:
+                threads = min(_SYNC_THREADS, len(batch))
+                with independent_tasks(threads, "featurestore-sync") as pool:
+                    list(pool.map(sync_path, batch))
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
     @contextmanager
     def growing_file(self, path: str) -> Iterator[str]:
         self.make_directory(os.path.dirname(path))
@@ -137,7 +157,7 @@ class LocalStorage:
         check_links(path)
         return Path(path).read_bytes()
 
-    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+    def _read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
         position = start
         check_links(path)
         with open(path, "rb", buffering=0) as file:
@@ -151,7 +171,7 @@ class LocalStorage:
                     )
                 position += len(buffer)
 
-    def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
+    def _read_chunks(self, path: str, start: int) -> Iterator[bytes]:
         check_links(path)
         with open(path, "rb") as file:
             file.seek(start)
@@ -202,7 +222,7 @@ class LocalStorage:
     def as_uri(self, path: str) -> str:
         return Path(path).absolute().as_uri()
 
-    def list_directory(self, path: str, *, after: str = "") -> list[str]:
+    def _list_directory(self, path: str, after: str) -> list[str]:
         check_links(path)
         try:
             return sorted(name for name in os.listdir(path) if name > after)
@@ -232,7 +252,7 @@ class LocalStorage:
     def current_time(self, location: str) -> datetime:
         return datetime.now(UTC)
 
-    def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
+    def _remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
         # Every directory is opened relative to its parent. A link that another process creates in
         # the meantime cannot redirect the removal.
         with ExitStack() as handles:
@@ -274,18 +294,6 @@ class LocalStorage:
         except OSError:
             return False
         return True
-
-    def _write(self, path: str, data: bytes, *, durable: bool) -> None:
-        self.make_directory(os.path.dirname(path))
-        temporary = temporary_path(path)
-        try:
-            with translate_write_errors(path):
-                _write_file(temporary, data, durable=durable, target=path)
-                os.replace(temporary, path)
-        except StorageError:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
 
 
 def link_new(temporary: str, path: str) -> bool:
@@ -417,7 +425,3 @@ def _open_directory(name: str, parent: int | None, handles: ExitStack) -> int:
     handle = os.open(name, flags, dir_fd=parent)
     handles.callback(os.close, handle)
     return handle
-
-
-if TYPE_CHECKING:
-    _contract: type[Storage] = LocalStorage

@@ -1,4 +1,4 @@
-"""Parse locations: absolute local paths, and URIs of object stores and other storages.
+"""Locations: absolute local paths, and URIs of object stores and other storages.
 
 This module only parses locations; ``connections`` connects to them. A URI is not a path:
 ``normpath`` and ``PurePath`` would change it. Paths below a location are built with
@@ -99,6 +99,42 @@ class Location:
     def bucket(self) -> str:
         """The bucket or container; for HDFS the namenode with its port, or the cluster name."""
         return self.text.partition(_SEPARATOR)[2].partition("/")[0]
+
+
+def location_of(location: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a directory, or the URI of a location in an object store.
+
+    Raises:
+        UnsupportedLocation: ``location`` is a URI with an unsupported scheme.
+    """
+    text = os.fspath(location)
+    if not is_uri(text) or scheme_of(text) == "file":
+        return local_directory(text)
+    return Location.parse(text).text
+
+
+def local_directory(location: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a local or shared POSIX directory.
+
+    Raises:
+        UnsupportedLocation: ``location`` is a URI other than ``file://``.
+    """
+    text = os.fspath(location)
+    if text.startswith("file://"):
+        text = text[len("file://") :]
+    # As a local path, a URI would create a directory such as ``s3:`` in the working directory.
+    if "://" in text or text.startswith(("dbfs:", "hdfs:")):
+        raise UnsupportedLocation(
+            f"location={text!r} is not a local directory.",
+            hint="a local or shared POSIX path, such as the mount point of another file system",
+        )
+    path = os.path.abspath(os.path.expanduser(text))
+    if "\\" in path:
+        raise UnsupportedLocation(
+            f"location={text!r} has a backslash, which engines interpret as a separator.",
+            hint="choose a path without backslashes",
+        )
+    return path
 
 
 def is_supported(scheme: str) -> bool:

@@ -12,23 +12,22 @@ import shutil
 import tempfile
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.model.paths import is_relative_path
 from featurestore.model.threads import independent_tasks
+from featurestore.storage.base import Storage
 from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import FileStatus, StoredObject, Writer
-
-if TYPE_CHECKING:
-    from featurestore.storage.interface import Storage
+from featurestore.storage.location import require_local
 
 _log = logging.getLogger("featurestore.storage")
 _CHUNK_BYTES = 8 << 20
@@ -36,7 +35,7 @@ _PARALLEL_FETCHES = 4
 _BUFFER_BYTES = 64 << 10
 
 
-class RemoteStorage:
+class RemoteStorage(Storage):
     """Files in object stores and HDFS; each method uses the connection to the path's bucket."""
 
     is_local = False
@@ -69,17 +68,14 @@ class RemoteStorage:
             hint="use a server with conditional puts: S3 itself, MinIO, Ceph, versitygw",
         )
 
-    def make_directory(self, path: str, *, durable: bool = False) -> None:
+    def _make_directory(self, path: str, *, durable: bool) -> None:
         return
 
-    def write_atomically(self, path: str, data: bytes) -> None:
+    def _write(self, path: str, data: bytes, *, durable: bool) -> None:
         store, name = object_store_for(path)
         store.put(name, data)
 
-    def replace(self, path: str, data: bytes) -> None:
-        self.write_atomically(path, data)
-
-    def write_new(self, path: str, data: bytes) -> bool:
+    def _write_new(self, path: str, data: bytes) -> bool:
         store, name = object_store_for(path)
         try:
             store.put_new(name, data)
@@ -111,6 +107,12 @@ class RemoteStorage:
                 _log.warning("A file could not be uploaded: %s", error.message)
             shutil.rmtree(folder, ignore_errors=True)
 
+    def sync(self, paths: Iterable[str]) -> None:
+        return
+
+    def rename(self, source: str, target: str) -> None:
+        require_local(source, "Renames", "copy the object by hand")
+
     def upload(self, source: str, path: str) -> None:
         """Upload a local file, or copy an object within a bucket."""
         store, name = object_store_for(path)
@@ -123,11 +125,11 @@ class RemoteStorage:
         store, name = object_store_for(path)
         return store.read(name)
 
-    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+    def _read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
         store, name = object_store_for(path)
         store.read_into(name, start, buffers)
 
-    def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
+    def _read_chunks(self, path: str, start: int) -> Iterator[bytes]:
         """Yield the bytes of an object in chunks, while the next chunk is fetched."""
         store, name = object_store_for(path)
         size = self.status(path).size
@@ -191,7 +193,7 @@ class RemoteStorage:
     def as_uri(self, path: str) -> str:
         return path
 
-    def list_directory(self, path: str, *, after: str = "") -> list[str]:
+    def _list_directory(self, path: str, after: str) -> list[str]:
         """List the names in a directory; with ``after``, only objects are listed, not folders."""
         listing = _listing.get()
         if listing is not None and listing.folder == path and listing.after <= after:
@@ -256,7 +258,7 @@ class RemoteStorage:
             raise StorageError(f"The object just written to {location!r} does not exist.")
         return probe_object.modified
 
-    def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
+    def _remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
         store, name = object_store_for(path)
         return store.remove(name) or store.remove_below(name) > 0
 
@@ -356,7 +358,3 @@ class _RangedFile(io.RawIOBase):
         target[:length] = data
         self._position += length
         return length
-
-
-if TYPE_CHECKING:
-    _contract: type[Storage] = RemoteStorage

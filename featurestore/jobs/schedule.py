@@ -72,7 +72,7 @@ _NAMED_SCHEDULES = {
 def check_schedule(schedule: Schedule) -> Schedule:
     """Return a schedule if its windows can be computed; raise InvalidJob otherwise.
 
-    A registry may contain a schedule of an earlier release or of another store.
+    A registry may contain a schedule of another store.
     """
     try:
         ZoneInfo(schedule.timezone)

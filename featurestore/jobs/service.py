@@ -108,7 +108,7 @@ def load_status(session: Session, job: RegisteredJob) -> JobStatus:
     hint: str | None = None
     try:
         due = len(find_due_windows(session, job))
-    # The registry may contain a schedule of an earlier release or of another store.
+    # The registry may contain a schedule of another store.
     except InvalidJob as problem:
         error, hint = (
             problem.message,

@@ -99,10 +99,8 @@ def find_changes(
         recorded: The input as the run recorded it.
         since: When the run ended.
     """
-    if (pinned.source, pinned.version) != (recorded.get("source"), recorded.get("version")):
-        return [_EVERYTHING]
-    # Runs of earlier releases have no identities of their inputs.
-    if recorded.get("identity", pinned.identity) != pinned.identity:
+    names = ("source", "version", "identity")
+    if any(getattr(pinned, name) != recorded.get(name) for name in names):
         return [_EVERYTHING]
     if pinned.source_type == "source":
         return []  # sources report no changes: lookback= and upserts handle late rows

@@ -34,7 +34,7 @@ from featurestore.model.job import Alerts, JobSpec, OnError, Schedule, WindowWor
 from featurestore.model.names import FeatureReference, check_name, format_group_reference
 from featurestore.model.requests import RetrievalRequest
 from featurestore.model.times import Window, format_duration, from_micros, parse_duration, parse_ttl
-from featurestore.model.window_features import WindowFeature, parse_window, stored_fill_value
+from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.model.window_job import WindowJob, input_name
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.retrieval import FeatureFrame, get_features
@@ -369,10 +369,7 @@ class WindowRows:
             versions[reference] = int(str(pinned.delta_version))
         group_specs = RegisteredSpecs(self.session)
         pins = Pins(self.session, group_specs, as_of=versions)
-        features = [
-            _with_used_fill_value(_pin_version(feature, self.inputs), group_specs)
-            for feature in job.windows
-        ]
+        features = [_pin_version(feature, self.inputs) for feature in job.windows]
         job = replace(job, windows=tuple(features))
         times = {}
         for feature in features:
@@ -473,13 +470,6 @@ def _find_group_spec(feature: WindowFeature, specs: Specs) -> FeatureGroupSpec:
     return find_spec(
         str(reference.group), version=reference.version, specs=specs, feature=reference.feature
     )
-
-
-def _with_used_fill_value(feature: WindowFeature, specs: Specs) -> WindowFeature:
-    """Return an aggregate of a stored job without a fill value that its function never used."""
-    column = _find_group_spec(feature, specs).schema.field(feature.reference.feature)
-    fill_value = stored_fill_value(feature.function, feature.fill_value, column.type)
-    return replace(feature, fill_value=fill_value)
 
 
 def _pin_version(feature: WindowFeature, inputs: Sequence[PinnedInput]) -> WindowFeature:

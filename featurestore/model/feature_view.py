@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,7 +20,6 @@ from featurestore.model.json_object import (
     MalformedJson,
     check_format,
     seal,
-    translate_parse_errors,
     unseal,
 )
 from featurestore.model.names import FeatureReference, check_name, parse_group_reference
@@ -29,7 +28,6 @@ from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.window_features import (
     WindowFeature,
     WindowLineage,
-    stored_fill_value,
     window_from_json,
     window_to_json,
 )
@@ -298,10 +296,6 @@ def _parse_feature(data: JsonObject) -> ViewFeature:
     window = None
     if "window" in data:
         window = window_from_json(data.object("window"))
-        with translate_parse_errors("the type of a feature"):
-            column_type = type_from_json(data.get("type"))
-        fill_value = stored_fill_value(window.function, window.fill_value, column_type)
-        window = replace(window, fill_value=fill_value)
     try:
         # The name becomes part of a path, so it is checked like a name in an argument.
         group = check_name(data.text("group"))

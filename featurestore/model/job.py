@@ -413,9 +413,8 @@ _FIELDS: Mapping[str, _Stored] = {
     "on_failure": _Stored(read=FailureAction.from_json),
     "keep": _NULLABLE_NUMBER,
 }
-# Fields that were added later: their defaults are omitted, so that the hash of a job without them
-# does not change.
-_LATER_FIELDS: Mapping[str, _Stored] = {
+# Fields that few jobs have: their defaults are omitted.
+_RARE_FIELDS: Mapping[str, _Stored] = {
     "compact": _Stored("auto"),
     "alert": _Stored([], list, lambda names: tuple(map(str, names)), attribute="channels"),
     "remind": _Stored(duration_to_json(REMIND), (str, NoneType), duration_from_json),
@@ -430,7 +429,7 @@ _LATER_FIELDS: Mapping[str, _Stored] = {
 }
 
 
-_ALL_FIELDS = {**_FIELDS, **_LATER_FIELDS}
+_ALL_FIELDS = {**_FIELDS, **_RARE_FIELDS}
 
 
 @cache
@@ -475,9 +474,9 @@ def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"unknown fields {sorted(unknown)}")
     values: dict[str, Any] = {}
     for name, stored in _ALL_FIELDS.items():
-        if name in _LATER_FIELDS and name not in data and stored.default is None:
+        if name in _RARE_FIELDS and name not in data and stored.default is None:
             continue
-        value = data.get(name, stored.default) if name in _LATER_FIELDS else data[name]
+        value = data.get(name, stored.default) if name in _RARE_FIELDS else data[name]
         if stored.read is not None and value is not None:
             value = stored.read(value)
         values[stored.attribute or name] = value

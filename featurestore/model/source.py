@@ -180,7 +180,7 @@ class SourceInput:
 
     def to_json(self) -> JsonDict:
         """Convert the input to a JSON object, the inverse of ``from_json``."""
-        # ``rename`` was added later: without it, the hash of a job stays the same.
+        # Few inputs are renamed.
         return {name: value for name, value in vars(self).items() if name != "rename" or value}
 
     @classmethod

@@ -104,8 +104,6 @@ class StreamSpec:
         """Convert the specification to a JSON object, the inverse of ``from_json``."""
         data = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
         data["renames"] = dict(self.renames)
-        # Registries and grants have the hash of this name, which is older than the other formats.
-        data["avro"] = data.pop("message_schema")
         return {**data, "trigger": format_duration(self.trigger)}
 
     @classmethod
@@ -114,11 +112,9 @@ class StreamSpec:
         fields = {str(name): str(value) for name, value in dict(data["fields"]).items()}
         schema = schema_from_json(data["schema"])
         trigger = parse_duration(data["trigger"])
-        renames = {str(name): str(value) for name, value in dict(data.get("renames") or {}).items()}
+        renames = {str(name): str(value) for name, value in dict(data["renames"]).items()}
         values = {"schema": schema, "fields": fields, "trigger": trigger, "renames": renames}
-        values["message_schema"] = data.get("avro")
-        spec = cls(**{name: data[name] for name in data if name != "avro"} | values)
-        return check_stream(spec)
+        return check_stream(cls(**{**data, **values}))
 
 
 def check_stream(spec: StreamSpec) -> StreamSpec:

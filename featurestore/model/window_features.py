@@ -329,24 +329,6 @@ def value_from_json(data: Any) -> Any:
         return _KINDS[value_type](content)
 
 
-def stored_fill_value(function: str, value: Any, column_type: pa.DataType) -> Any:
-    """Return the fill value of a stored window, None if the function never used it.
-
-    The first releases accepted lists of ``n`` values for "last_n", and any value for counts.
-
-    >>> stored_fill_value("last_n", [0, 0], pa.int8()), stored_fill_value("last_n", 0, pa.int8())
-    (None, 0)
-    """
-    if function in ("count", "count_distinct") and value != 0:
-        return None
-    if function == "last_n":
-        try:
-            to_value(value, column_type)
-        except ConversionError:
-            return None
-    return value
-
-
 @dataclass(frozen=True)
 class WindowLineage:
     """The origin of a window aggregate column ``name`` of a plan, view, dataset or group."""

@@ -34,7 +34,7 @@ from featurestore.model.plan import (
     WindowOutput,
 )
 from featurestore.model.requests import TrainingRequest
-from featurestore.model.window_features import stored_fill_value, value_from_json
+from featurestore.model.window_features import value_from_json
 from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
@@ -274,9 +274,7 @@ def _window(session: Session, data: JsonMapping) -> WindowJoin:
                 over=window,
                 offset=timedelta(microseconds=entry["offset_us"]),
                 where=entry["where"],
-                fill_value=stored_fill_value(
-                    entry["function"], value_from_json(entry["fill_value"]), column_type
-                ),
+                fill_value=value_from_json(entry["fill_value"]),
                 n=entry["n"],
                 kind=value_type,
             )

@@ -27,7 +27,6 @@ from featurestore.errors import (
     NoJoinKey,
     UnknownArgument,
 )
-from featurestore.jobs import registration
 from featurestore.model import times
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
@@ -163,18 +162,13 @@ def keys_at_the_end(result: pa.Table) -> list[str]:
 
 
 @pytest.mark.usefixtures("now")
-def test_window_job_stored_with_unused_fill_value_runs(
-    empty_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_window_job_with_unused_fill_value_is_refused(
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     fill(empty_store, purchases(), created_time="known_at")
     filled = JOB.format(every="1d", rules="").replace("n=2)", "n=2, fill_value=[0.0, 0.0])")
     with pytest.raises(InvalidArgument, match="fill_value"):
         register(empty_store, tmp_path, filled)
-    # Earlier releases registered it, and did not use the value.
-    monkeypatch.setattr(registration, "check_window_job", lambda *_, **__: None)
-    register(empty_store, tmp_path, filled)
-    empty_store.run_job("spend", due=True)
-    check_rows(empty_store, ends=DAYS)
 
 
 @pytest.mark.usefixtures("now")

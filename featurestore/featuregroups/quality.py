@@ -29,7 +29,7 @@ from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ValidationReport
-from featurestore.plugins.engine import AggregatesWhileStaging, Engine, Relation, TableWrite
+from featurestore.plugins.engine import Engine, Relation, TableWrite
 from featurestore.plugins.observers import Work, observed
 from featurestore.registry import artifacts, featuregroups
 from featurestore.retrieval.compared_features import ComparedFeatures
@@ -122,7 +122,7 @@ def stage_rows(
     After the commit the statistics are merged with the stored ones if possible. ``row_count`` is
     the number of rows, if it is known.
     """
-    if not has_statistics or not isinstance(engine, AggregatesWhileStaging):
+    if not has_statistics:
         return engine.stage(rows, directory), None
     accumulator = statistics_accumulator(spec, rows=row_count)
     staged, state = engine.stage_and_aggregate(rows, directory, accumulator)

@@ -5,11 +5,13 @@ Engines, including the built-in engines, are entry points of the group ``feature
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import (
     InvalidArgument,
     SchemaMismatch,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
+    from featurestore.plugins.native import HashCounts, RecordShard, RecordTask
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -188,10 +191,12 @@ class PropertyChange:
     commit_metadata: CommitMetadata = field(default_factory=dict)
 
 
-class Engine(Protocol):
-    """The engine operations that the store requires.
+class Engine(ABC):
+    """Base class of engines: the operations that the store requires.
 
-    Every implementation must pass ``featurestore.testing.EngineConformance``.
+    Abstract methods are those that every engine implements. The others are capabilities with a
+    default: the store then computes in Python, with the same results. Every implementation must
+    pass ``featurestore.testing.EngineConformance``.
 
     **Laziness.** Methods that return a ``Relation`` do not compute rows, except for ``stage``,
     which writes them, and ``from_arrow`` if rows must be sent to executors. Errors that do not
@@ -234,51 +239,57 @@ class Engine(Protocol):
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The entry point's name."""
-        ...
 
     @property
+    @abstractmethod
     def dialect(self) -> str:
         """The sqlglot name of the SQL dialect that the engine accepts."""
-        ...
 
     @property
+    @abstractmethod
     def is_distributed(self) -> bool:
         """Whether other machines read rows, so that all files must be in the store's location."""
-        ...
+
+    @property
+    def runs_in_process(self) -> bool:
+        """Whether all functions run in the calling process, so that they can share its memory."""
+        return False
 
     def session_settings(self, location: str) -> Mapping[str, str]:
         """Return the settings that a user's session needs for a store at a location.
 
-        No session is started. The result is empty if the engine has no sessions.
+        No session is started. The result is empty, the default, if the engine has no sessions.
         """
-        ...
+        return {}
 
     # -- relations ----------------------------------------------------------------------
 
+    @abstractmethod
     def adopt(self, frame: object) -> Relation | None:
         """Return a relation for a native frame of the engine, or None for other objects."""
-        ...
 
+    @abstractmethod
     def user_frame(self, relation: Relation) -> Any:
         """Return a native frame of a relation for code of a user.
 
         The code may use the frame in another thread, at any time, also while the engine works.
         """
-        ...
 
+    @abstractmethod
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
         """Return a relation for an Arrow stream; on Spark, the rows are sent to the executors."""
-        ...
 
     def release(self, relation: Relation) -> None:
         """Remove temporary rows that ``from_arrow`` has stored for a relation.
 
         The relation and all relations derived from it must not be read afterwards.
         """
-        ...
+        return
 
+    @abstractmethod
     def read_table(
         self,
         path: str,
@@ -293,24 +304,24 @@ class Engine(Protocol):
         ``schema`` has the feature types to restore; ``columns`` selects columns, and ``data_files``
         some files of the version by their absolute paths.
         """
-        ...
 
+    @abstractmethod
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
         """Return the rows of Parquet files or folders."""
-        ...
 
+    @abstractmethod
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
         """Select and rename columns: ``{result name: column name}``, in this order."""
-        ...
 
+    @abstractmethod
     def filter(self, relation: Relation, predicate: str) -> Relation:
         """Return the rows that match an SQL predicate in the engine's dialect."""
-        ...
 
+    @abstractmethod
     def within(self, relation: Relation, window: TimeRange) -> Relation:
         """Return the rows in a time range."""
-        ...
 
+    @abstractmethod
     def sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
@@ -319,15 +330,15 @@ class Engine(Protocol):
         The query is in the engine's dialect, with parameters like ``$name``. It must not contain
         user text.
         """
-        ...
 
     def check_syntax(self, query: str) -> None:
         """Raise InvalidSql if a user's query cannot be parsed; tables are not resolved.
 
         An engine whose parser is not available without tables does nothing.
         """
-        ...
+        return
 
+    @abstractmethod
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
@@ -340,22 +351,22 @@ class Engine(Protocol):
         Raises:
             InvalidSql: The query is invalid, or has a form that differs between engines.
         """
-        ...
 
+    @abstractmethod
     def count(self, relation: Relation) -> int:
         """Return the number of rows."""
-        ...
 
+    @abstractmethod
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
         """Apply ``function`` to each record batch."""
-        ...
 
+    @abstractmethod
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
         """Return the result of an accumulator over all rows."""
-        ...
 
+    @abstractmethod
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
@@ -363,27 +374,55 @@ class Engine(Protocol):
 
         Keys with nulls are ignored. Each example has the key columns, and the row count in ``n``.
         """
-        ...
 
+    @abstractmethod
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
         """Return the last row of each key in the relation's row order (on Spark: partition order)."""
-        ...
 
+    @abstractmethod
     def stream(
         self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
     ) -> pa.RecordBatchReader:
         """Stream the rows to the calling process as record batches with feature types."""
-        ...
 
+    @abstractmethod
     def stage(self, relation: Relation, directory: str) -> Relation:
         """Write the rows to Parquet files in ``directory``, and return a relation for the files.
 
         The row order is lost, so operations that depend on it (``last_per_key``) must come first.
         """
-        ...
+
+    def stage_and_aggregate(
+        self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
+    ) -> tuple[Relation, Result | None]:
+        """Stage rows like ``stage``, and return the result of the accumulator.
+
+        None for the result, the default, if the accumulator requires a second pass over the rows.
+        """
+        return self.stage(relation, directory), None
+
+    def hold(self, relation: Relation) -> Relation:
+        """Buffer the rows in memory for repeated reads, if they fit; by default, return them lazy.
+
+        If they do not fit, return a single-use relation with the same rows; the argument must not
+        be used any more.
+        """
+        return relation
+
+    def prepare_rows(
+        self, expressions: Sequence[str], *, inputs: pa.Schema, kinds: pa.Schema
+    ) -> RowsFunction:
+        """Prepare SQL expressions of the columns ``inputs``, and return a thread-safe function.
+
+        The values equal those of the same expressions over a relation. ``kinds`` has the types of
+        the expressions. By default, the embedded engine computes them, since a request cannot wait
+        for a cluster.
+        """
+        return find_engine(DEFAULT_ENGINE).prepare_rows(expressions, inputs=inputs, kinds=kinds)
 
     # -- tables -------------------------------------------------------------------------
 
+    @abstractmethod
     def create_table(
         self,
         path: str,
@@ -398,8 +437,8 @@ class Engine(Protocol):
         Raises:
             FileExistsError: A table exists at the path.
         """
-        ...
 
+    @abstractmethod
     def write(self, path: str, relation: Relation, write: TableWrite) -> int | None:
         """Write one commit and return its Delta version.
 
@@ -409,15 +448,15 @@ class Engine(Protocol):
         Raises:
             WriteConflict: The retries are exhausted.
         """
-        ...
 
+    @abstractmethod
     def delete(self, path: str, predicate: str, *, commit_metadata: CommitMetadata) -> int | None:
         """Delete the rows that match a predicate.
 
         Return the new Delta version, or None if no row matches.
         """
-        ...
 
+    @abstractmethod
     def change_properties(
         self, path: str, change: Callable[[Snapshot], PropertyChange | None]
     ) -> int | None:
@@ -434,8 +473,8 @@ class Engine(Protocol):
         Raises:
             WriteConflict: The retries are exhausted.
         """
-        ...
 
+    @abstractmethod
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
         """Widen decimal columns of a table, so that they can represent the types in ``columns``.
 
@@ -446,26 +485,26 @@ class Engine(Protocol):
         Raises:
             SchemaMismatch: More than 38 digits would be required.
         """
-        ...
 
+    @abstractmethod
     def compact(self, path: str, *, below: int | None = None) -> int | None:
         """Rewrite small files into larger ones.
 
         Files with fewer than ``below`` bytes are small; None uses the engine's default. Return the
         new Delta version, or None if no file was rewritten.
         """
-        ...
 
+    @abstractmethod
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
         """Remove files that neither versions since ``retain`` nor ``keep_versions`` need."""
-        ...
 
     # -- queries ------------------------------------------------------------------------
 
+    @abstractmethod
     def retrieve(self, plan: FeaturePlan, *, labels: Relation | None = None) -> Relation:
         """Return the rows of a feature retrieval plan."""
-        ...
 
+    @abstractmethod
     def write_shards(
         self,
         relation: Relation,
@@ -493,20 +532,78 @@ class Engine(Protocol):
         Returns:
             The results, ordered by shard number.
         """
-        ...
+
+    # -- exports ------------------------------------------------------------------------
+
+    def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
+        """Return whether the engine encodes records of a schema itself, by default False."""
+        return False
+
+    def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
+        """Write all shards that have rows, with the bytes of the format, and return their metadata.
+
+        It is called if ``can_write_records`` returns True.
+        """
+        raise NotImplementedError
+
+    def with_row_hash(
+        self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
+    ) -> Relation | None:
+        """Add an int64 column with the row hash (``featurestore.hashing``) of ``columns``.
+
+        The unsigned hash is mapped to a signed integer with the same order. None, the default, if
+        the engine cannot hash the types; the store then hashes Arrow batches.
+        """
+        return None
+
+    def with_range_number(
+        self,
+        relation: Relation,
+        column: str,
+        *,
+        starts: Sequence[int],
+        numbers: Sequence[int],
+        name: str,
+    ) -> Relation:
+        """Add an int32 column with the number of the range that contains the value of ``column``.
+
+        ``starts`` has the strictly ascending starts of all ranges except the first; ``numbers`` has
+        the number of each range. It is called for columns of ``with_row_hash``.
+        """
+        raise NotImplementedError
+
+    def count_hashes(
+        self, relation: Relation, *, hashes: str, group: str, columns: Sequence[str]
+    ) -> HashCounts | None:
+        """Count hashed rows by group in a query, and compute column profiles over all groups.
+
+        None, the default, if the engine cannot count them; the store then counts Arrow batches.
+        """
+        return None
+
+    def hashes_of_groups(
+        self, relation: Relation, *, hashes: str, group: str, bits: int
+    ) -> dict[int, tuple[Any, Any]] | None:
+        """Return ``{group: (distinct hashes, row counts)}`` as int64 arrays, ordered by hash.
+
+        Only the leading ``bits`` of the hashes are returned; all other bits are 0. The number of
+        distinct hashes should be small, since they are collected in the calling process. None, the
+        default, if the engine cannot count them; the store then counts Arrow batches.
+        """
+        return None
 
     # -- conversions --------------------------------------------------------------------
 
+    @abstractmethod
     def to_spark(self, relation: Relation) -> Any:
         """Return a Spark DataFrame; engines without Spark raise an error."""
-        ...
 
+    @abstractmethod
     def explain(self, relation: Relation) -> str:
         """Return the engine's physical plan as a string.
 
         Tests use it to check that filters and column selections are pushed down.
         """
-        ...
 
     def interrupt(self, thread: int) -> None:
         """Cancel the computation of another thread, identified by ``threading.get_ident``.
@@ -514,53 +611,11 @@ class Engine(Protocol):
         This is a no-op if the thread is not computing, or if the engine cannot cancel computations:
         on Spark, the same context may run jobs of another session.
         """
-        ...
+        return
 
+    @abstractmethod
     def close(self) -> None:
         """Close all connections and sessions that the engine opened; may be called repeatedly."""
-        ...
-
-
-@runtime_checkable
-class HoldsRows(Protocol):
-    """An optional capability of engines that run in the calling process."""
-
-    def hold(self, relation: Relation) -> Relation:
-        """Buffer the rows in memory for repeated reads, if they fit.
-
-        If they do not fit, return a single-use relation with the same rows; the argument must not
-        be used any more.
-        """
-        ...
-
-
-@runtime_checkable
-class ComputesRows(Protocol):
-    """An optional capability of engines in the calling process: expressions over Python values."""
-
-    def prepare_rows(
-        self, expressions: Sequence[str], *, inputs: pa.Schema, kinds: pa.Schema
-    ) -> RowsFunction:
-        """Prepare SQL expressions of the columns ``inputs``, and return a thread-safe function.
-
-        The values equal those of the same expressions over a relation. ``kinds`` has the types of
-        the expressions.
-        """
-        ...
-
-
-@runtime_checkable
-class AggregatesWhileStaging(Protocol):
-    """An optional capability of engines: aggregation of rows while they are staged."""
-
-    def stage_and_aggregate(
-        self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
-    ) -> tuple[Relation, Result | None]:
-        """Stage rows like ``stage``, and return the result of the accumulator.
-
-        Return None for the result if the accumulator requires a second pass over the rows.
-        """
-        ...
 
 
 def find_engine(name: str, *, durability: str = "full") -> Engine:

@@ -1,71 +1,16 @@
-"""Optional capabilities of engines: row hashing, and native encoding of records.
+"""What engines exchange with the export: counts of hashed rows, and records that they encode.
 
-If a format describes its records by a ``RecordPlan`` (a template with slots) and an engine
-implements ``WritesRecords``, the engine encodes the records natively, without Python. Otherwise the format's
-``write_shard`` is used, which writes the same bytes.
+If a format describes its records by a ``RecordPlan`` (a template with slots), an engine may encode
+them without Python. Otherwise the format's ``write_shard`` is used, which writes the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import pyarrow as pa
-
-from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile, WrittenShard
-
-
-@runtime_checkable
-class SupportsRowHashing(Protocol):
-    """An engine that can compute the row hashes of ``featurestore.hashing``.
-
-    Methods return None for types that the engine cannot hash; then the caller must hash Arrow
-    batches. Unsigned hashes are mapped to signed integers with the same order. Only
-    ``count_hashes`` and ``hashes_of_groups`` run a query.
-    """
-
-    def with_row_hash(
-        self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
-    ) -> Relation | None:
-        """Add an int64 column with the row hash of ``columns``."""
-        ...
-
-    def with_range_number(
-        self,
-        relation: Relation,
-        column: str,
-        *,
-        starts: Sequence[int],
-        numbers: Sequence[int],
-        name: str,
-    ) -> Relation:
-        """Add an int32 column with the number of the range that contains the value of ``column``.
-
-        ``starts`` has the strictly ascending starts of all ranges except the first; ``numbers`` has
-        the number of each range.
-        """
-        ...
-
-    def count_hashes(
-        self, relation: Relation, *, hashes: str, group: str, columns: Sequence[str]
-    ) -> HashCounts | None:
-        """Count hashed rows by group, and compute column profiles over all groups.
-
-        Return None if the engine cannot count them and the caller must count Arrow batches.
-        """
-        ...
-
-    def hashes_of_groups(
-        self, relation: Relation, *, hashes: str, group: str, bits: int
-    ) -> dict[int, tuple[Any, Any]]:
-        """Return ``{group: (distinct hashes, row counts)}`` as int64 arrays, ordered by hash.
-
-        Only the leading ``bits`` of the hashes are returned; all other bits are 0. The number of
-        distinct hashes should be small, since they are collected in the calling process.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,19 +28,6 @@ class HashCounts:
     histograms: dict[int, Any]
     hash_sums: dict[int, int]
     profiles: tuple[ColumnProfile, ...]
-
-
-@runtime_checkable
-class WritesRecords(Protocol):
-    """An engine that can encode records natively, with the same bytes as the format's writer."""
-
-    def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
-        """Return True if the engine can write rows with a schema to a directory."""
-        ...
-
-    def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
-        """Write all shards that have rows, and return their metadata."""
-        ...
 
 
 @dataclass(frozen=True)

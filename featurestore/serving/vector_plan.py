@@ -21,7 +21,6 @@ from featurestore.arrow.frames import array_from_values
 from featurestore.arrow.types import feature_schema, is_exact
 from featurestore.arrow.unstorable import is_missing
 from featurestore.arrow.values import ConversionError, Convert, from_json, value_converter
-from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import InvalidArgument, find_similar_names, listing
 from featurestore.model.feature_view import FeatureViewSpec, ViewStep
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -29,7 +28,7 @@ from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import FeaturePlan, Join, OnDemandOutput, Output
 from featurestore.model.requests import RowsRequest
 from featurestore.model.times import utc_now
-from featurestore.plugins.engine import ComputesRows, RowsFunction, find_engine
+from featurestore.plugins.engine import RowsFunction
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.execution import micros_to_times
 from featurestore.retrieval.resolve import equal_key, find_spec, is_whole_number, join_key_types
@@ -318,12 +317,7 @@ class _PlanBuilder:
                 [_match_name(column, schema.names) for column in columns]
             )
         inputs = dict.fromkeys(chain.from_iterable(inputs_by_name.values()))
-        engine = self._session.engine
-        # The expressions are equal on every engine; Spark cannot compute them within a request.
-        if not isinstance(engine, ComputesRows):
-            engine = find_engine(DEFAULT_ENGINE)
-        assert isinstance(engine, ComputesRows)
-        function = engine.prepare_rows(
+        function = self._session.engine.prepare_rows(
             expressions,
             inputs=pa.schema([schema.field(name) for name in inputs]),
             kinds=pa.schema(fields),

@@ -28,7 +28,7 @@ from featurestore.statistics import (
     statistics_accumulator,
 )
 from featurestore.training import create
-from featurestore.training.export import shards, split_statistics
+from featurestore.training.export import split_statistics
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.boundaries import GROUP, HASH
 from featurestore.training.export.split_statistics import SplitAccumulator
@@ -207,7 +207,7 @@ def test_split_statistics_of_worker_processes_are_returned(
     monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     expected = exported("a")
     monkeypatch.setattr(DuckDBEngine, "write_shards", elsewhere)
-    monkeypatch.setattr(shards, "HoldsRows", type("NoEngine", (), {}))
+    monkeypatch.setattr(DuckDBEngine, "runs_in_process", False)
     passes: list[object] = []
     monkeypatch.setattr(split_statistics, "count_splits", passes.append)
     assert exported("b") == expected

@@ -20,11 +20,8 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.engine import (
     Accumulator,
-    AggregatesWhileStaging,
     BatchFunction,
-    ComputesRows,
     Engine,
-    HoldsRows,
     PropertyChange,
     Relation,
     RowsFunction,
@@ -55,7 +52,7 @@ State = TypeVar("State")
 Result = TypeVar("Result")
 
 
-class DuckDBEngine:
+class DuckDBEngine(Engine):
     """An in-process engine: DuckDB queries on Delta tables, without a JVM.
 
     Args:
@@ -99,8 +96,9 @@ class DuckDBEngine:
     def is_distributed(self) -> bool:
         return False
 
-    def session_settings(self, location: str) -> Mapping[str, str]:
-        return {}
+    @property
+    def runs_in_process(self) -> bool:
+        return True
 
     # -- relations ----------------------------------------------------------------------
 
@@ -114,9 +112,6 @@ class DuckDBEngine:
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
         return streams.from_arrow(self.database, reader)
-
-    def release(self, relation: Relation) -> None:
-        """Do nothing: Arrow streams are read directly."""
 
     def read_table(
         self,
@@ -375,10 +370,3 @@ class DuckDBEngine:
     def close(self) -> None:
         self._sandbox.close()
         self.database.close()
-
-
-if TYPE_CHECKING:
-    _contract: type[Engine] = DuckDBEngine
-    _holds_rows: type[HoldsRows] = DuckDBEngine
-    _aggregates_while_staging: type[AggregatesWhileStaging] = DuckDBEngine
-    _computes_rows: type[ComputesRows] = DuckDBEngine

@@ -29,8 +29,6 @@ from featurestore.plugins.native import (
     HashCounts,
     RecordShard,
     RecordTask,
-    SupportsRowHashing,
-    WritesRecords,
 )
 from featurestore.storage import storage_for
 from featurestore.storage.location import scheme_of
@@ -70,7 +68,7 @@ if TYPE_CHECKING:
 
 
 @translate_calls
-class SparkEngine:
+class SparkEngine(Engine):
     """An engine on Spark, with the active session or a session that is started on first use.
 
     Args:
@@ -365,9 +363,3 @@ class SparkEngine:
             if self._owns_session and self._session is not None:
                 self._session.stop()
             self._session, self._owns_session = None, False
-
-
-if TYPE_CHECKING:
-    _contract: Engine = SparkEngine()
-    _hashes_rows: SupportsRowHashing = SparkEngine()
-    _writes_records: WritesRecords = SparkEngine()

@@ -21,8 +21,7 @@ from featurestore.hashing import row_hash
 from featurestore.model.manifest import DROP
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.requests import FractionSplit
-from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
-from featurestore.plugins.native import HashCounts, SupportsRowHashing
+from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, Relation
 from featurestore.training.export.assignment import (
     SHARD,
     Assignment,
@@ -215,11 +214,10 @@ def hash_rows(
             return HashedRows(engine, request, engine_rows, by_engine=True, unhashed=relation)
         return HashedRows(engine, request, engine.stage(engine_rows, directory), by_engine=True)
     hashed = HashedRows(engine, request, relation, HashRows.of(request))
-    hashed_relation = rows = hashed.relation
-    if isinstance(engine, HoldsRows):
-        rows = engine.hold(hashed_relation)
-        if rows is not hashed_relation and not rows.single_use:
-            return HashedRows(engine, request, rows)
+    hashed_relation = hashed.relation
+    rows = engine.hold(hashed_relation)
+    if rows is not hashed_relation and not rows.single_use:
+        return HashedRows(engine, request, rows)
     # A stream would be consumed by the first pass.
     if is_pinned_group and not relation.single_use:
         return hashed
@@ -263,7 +261,7 @@ def hash_rows_in_engine(
 ) -> Relation | None:
     """Add hash and group to rows by engine functions; return None if the engine cannot."""
     rule, seed = request.rule, request.training.seed
-    if not isinstance(engine, SupportsRowHashing) or relation.single_use:
+    if relation.single_use:
         return None
     # Time ranges and classes are assigned by Python functions only.
     if not isinstance(rule.rule, FractionSplit) or rule.stratify:
@@ -288,17 +286,6 @@ def hash_rows_in_engine(
     return _drop_column(engine, grouped, _SPLIT_HASH)
 
 
-def count_in_engine(rows: HashedRows, columns: Sequence[str]) -> HashCounts | None:
-    """Count hashed rows in the engine.
-
-    None if the engine cannot count them and the caller must count Arrow batches.
-    """
-    engine = rows.engine
-    if not isinstance(engine, SupportsRowHashing) or rows.source.single_use:
-        return None
-    return engine.count_hashes(rows.source, hashes=HASH, group=GROUP, columns=columns)
-
-
 def count_ranges_in_engine(
     rows: HashedRows, ranges: HashRanges, bits: int
 ) -> dict[int, RangeCounts] | None:
@@ -307,22 +294,22 @@ def count_ranges_in_engine(
     None if the engine cannot count them and the caller must count Arrow batches.
     """
     engine = rows.engine
-    if not isinstance(engine, SupportsRowHashing) or rows.source.single_use:
-        return None
     numbered = _add_range_numbers(engine, rows.source, HASH, _number_ranges(ranges), name=_INSIDE)
     inside = engine.select(engine.filter(numbered, f"{_INSIDE} = 1"), {HASH: HASH, GROUP: GROUP})
     return count_leading_bits(engine, inside, bits)
 
 
 def count_leading_bits(
-    engine: SupportsRowHashing, hashed: Relation, bits: int
-) -> dict[int, RangeCounts]:
-    """Count the rows of each group by the leading bits of their hash."""
-    counts = {}
+    engine: Engine, hashed: Relation, bits: int
+) -> dict[int, RangeCounts] | None:
+    """Count the rows of each group by the leading bits of their hash, None if an engine cannot."""
     counts_by_group = engine.hashes_of_groups(hashed, hashes=HASH, group=GROUP, bits=bits)
-    for group, (starts, rows) in counts_by_group.items():
-        counts[group] = RangeCounts(from_sortable(starts), rows)
-    return counts
+    if counts_by_group is None:
+        return None
+    return {
+        group: RangeCounts(from_sortable(starts), rows)
+        for group, (starts, rows) in counts_by_group.items()
+    }
 
 
 def assign_shards_in_engine(rows: HashedRows, assignment: Assignment) -> Relation | None:
@@ -332,8 +319,6 @@ def assign_shards_in_engine(rows: HashedRows, assignment: Assignment) -> Relatio
     the split, or if a boundary divides rows with the same hash.
     """
     engine, rule = rows.engine, rows.request.rule
-    if not isinstance(engine, SupportsRowHashing) or rows.source.single_use:
-        return None
     if not isinstance(rule.rule, FractionSplit) or rule.split_columns or rule.stratify:
         return None
     ranges = _shard_ranges(rule.rule, assignment)
@@ -383,7 +368,7 @@ def _none_if_empty(ranges: Ranges) -> Ranges | None:
 
 
 def _add_range_numbers(
-    engine: SupportsRowHashing, relation: Relation, column: str, ranges: Ranges, *, name: str
+    engine: Engine, relation: Relation, column: str, ranges: Ranges, *, name: str
 ) -> Relation:
     return engine.with_range_number(
         relation, column, starts=ranges.starts, numbers=ranges.numbers, name=name

@@ -16,7 +16,6 @@ from featurestore.arrow.values import rounds_to_infinity
 from featurestore.errors import InvalidArgument, InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction
 from featurestore.plugins.format import ColumnProfile, Layout
-from featurestore.plugins.native import SupportsRowHashing
 from featurestore.training.export.assignment import (
     UNCOVERED,
     Assignment,
@@ -43,7 +42,6 @@ from featurestore.training.export.boundaries import (
 )
 from featurestore.training.export.hashed_rows import (
     HashedRows,
-    count_in_engine,
     count_leading_bits,
     count_ranges_in_engine,
 )
@@ -204,7 +202,7 @@ def _count_rows(
     if profiles is None:
         columns = _columns_to_profile(request)
     if rows.by_engine:
-        counts = count_in_engine(rows, columns)
+        counts = rows.engine.count_hashes(rows.source, hashes=HASH, group=GROUP, columns=columns)
         if counts is not None:
             counted_profiles = profiles or counts.profiles
             return _build_counts(
@@ -361,13 +359,13 @@ def _range_counts(
     function: BatchFunction | None,
 ) -> dict[int, RangeCounts]:
     """Count the rows in hash ranges by the leading bits of their hash."""
-    inside, engine = RowsInRanges(ranges, bits), rows.engine
+    inside = RowsInRanges(ranges, bits)
     counts = None
     if rows.by_engine:
         counts = count_ranges_in_engine(rows, ranges, bits)
-    elif bits < HASH_BITS and isinstance(engine, SupportsRowHashing):
+    elif bits < HASH_BITS:
         # With an accumulator, each state would hold as many counts as the result.
-        counts = count_leading_bits(engine, rows.hashes(function, inside), bits)
+        counts = count_leading_bits(rows.engine, rows.hashes(function, inside), bits)
     if counts is None:
         counts = rows.aggregate(RangeAccumulator(inside), function=function)
     return counts

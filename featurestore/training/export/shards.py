@@ -19,12 +19,11 @@ from featurestore.arrow.batches import select_rows
 from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged
 from featurestore.hashing import canonical_bytes
-from featurestore.plugins.engine import HoldsRows, Relation
+from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.plugins.native import (
     RecordShard,
     RecordTask,
-    WritesRecords,
 )
 from featurestore.statistics import StatisticsState
 from featurestore.storage import files
@@ -85,7 +84,6 @@ def write_shards(
     """
     request = rows.request
     shards = planned_shards(request, plan)
-    holds_rows = isinstance(rows.engine, HoldsRows)
     writer = ShardWriter(
         directory,
         request.format,
@@ -94,7 +92,7 @@ def write_shards(
         request.columns,
         request.labels,
         counting=None if statistics is None else statistics.counting,
-        collect=statistics.add if statistics is not None and holds_rows else None,
+        collect=statistics.add if statistics is not None and rows.engine.runs_in_process else None,
     )
     if records is not None:
         results = _write_records(rows, records, plan, shards, directory=directory)
@@ -413,9 +411,7 @@ def assign_shards_for_records(rows: HashedRows, plan: ShardPlan, directory: str)
     Shard numbers ascend with the hash.
     """
     engine = rows.engine
-    if not rows.by_engine or not isinstance(engine, WritesRecords):
-        return None
-    if rows.request.format.record_plan(plan.layout) is None:
+    if not rows.by_engine or rows.request.format.record_plan(plan.layout) is None:
         return None
     assigned = assign_shards_in_engine(rows, plan.assignment)
     if assigned is None or not engine.can_write_records(assigned.schema, directory):
@@ -434,8 +430,8 @@ def _write_records(
     """Let the engine write the nonempty shards, and return their summaries."""
     engine, request = rows.engine, rows.request
     records = request.format.record_plan(plan.layout)
-    if records is None or not isinstance(engine, WritesRecords):
-        raise TypeError("the engine cannot write these records")
+    if records is None:
+        raise TypeError("the format does not describe these records")
     task = RecordTask(
         directory=directory,
         plan=records,

@@ -21,7 +21,7 @@ from featurestore.errors import DataWarning, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import Manifest
 from featurestore.model.threads import independent_tasks
-from featurestore.plugins.engine import Accumulator, HoldsRows
+from featurestore.plugins.engine import Accumulator
 from featurestore.statistics import (
     ColumnStatistics,
     Statistics,
@@ -187,7 +187,7 @@ def make_shard_statistics(rows: HashedRows, plan: ShardPlan) -> ShardStatistics 
     if not rows.request.training.statistics:
         return None
     shards = sum(map(len, plan.shard_rows))
-    if shards > _MAX_RETURNED_SHARDS and not isinstance(rows.engine, HoldsRows):
+    if shards > _MAX_RETURNED_SHARDS and not rows.engine.runs_in_process:
         return None
     if sum(plan.rows) < shards * _MIN_SHARD_ROWS:
         return None
@@ -290,7 +290,7 @@ def statistics_while_writing(
         return encoded
 
     needs_pass = training.statistics and shard_statistics is None
-    if not needs_pass or not isinstance(rows.engine, HoldsRows):
+    if not needs_pass or not rows.engine.runs_in_process:
         yield compute
         return
     with independent_tasks(1, "featurestore-statistics") as pool:

@@ -5,14 +5,16 @@ Counts are versions, limits, offsets and row numbers.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import itertools
 import operator
 import os
-import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
@@ -25,9 +27,9 @@ from featurestore.errors import (
     OutOfRange,
 )
 from featurestore.model.suggestions import (
+    DICT_EXAMPLES,
     EQUAL_VALUES,
     argument_error,
-    check_types,
     short_repr,
     translate,
 )
@@ -47,9 +49,10 @@ COUNTS: Mapping[str, tuple[int, int]] = {
     "n": (0, MAX_INT64),
 }
 
-# Annotations of lists, also by their aliases, and annotations of lists of names only.
-_LISTS = re.compile(r"\b(Sequence|Columns|Windows|JoinKey)\b")
-_NAMES = re.compile(r"(?P<name>str \| |)(Sequence\[str\]|(?P<alias>Columns))( \| None)?")
+# Types of lists, also by their aliases.
+_LISTS = frozenset({"Sequence", "Columns", "Windows", "JoinKey"})
+# Types of dicts.
+_DICTS = ("Mapping[", "dict[")
 
 # Examples of arguments whose items are not columns.
 _LIST_EXAMPLES = {
@@ -74,20 +77,184 @@ _warned_positions: set[tuple[type[Warning], str, int]] = set()
 
 # Parameters with rows, which may be many.
 _ROWS = ("df", "entities", "entity", "labels", "rows", "subject")
-_STRING = re.compile(r"\bstr\b")
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
 
+@dataclass(frozen=True)
+class Argument:
+    """A parameter of a public call, and the checks of its values.
+
+    ``position`` is None for a keyword. ``types`` are the alternatives of the annotation, as text and
+    without None; ``type_names`` are the names of all types in it, also within others.
+    """
+
+    name: str
+    position: int | None
+    types: tuple[str, ...]
+    type_names: frozenset[str]
+    allows_none: bool
+
+    @classmethod
+    def of(cls, parameter: inspect.Parameter, position: int) -> Argument:
+        """Return the argument of a parameter."""
+        is_positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        types: tuple[str, ...] = ()
+        type_names = frozenset[str]()
+        if isinstance(parameter.annotation, str):
+            types, type_names = _parse_annotation(parameter.annotation)
+        return cls(
+            parameter.name,
+            position if is_positional else None,
+            tuple(dtype for dtype in types if dtype != "None"),
+            type_names,
+            "None" in types or parameter.default is None,
+        )
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the values are lists of names or values."""
+        return self.name == "expectations" or not _LISTS.isdisjoint(self.type_names)
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the values are paths."""
+        return "PathLike" in self.type_names
+
+    def conversions(self) -> Iterator[Callable[[object], object]]:
+        """Yield the checks and conversions of a value, in order.
+
+        Counts and paths are checked, collections become lists, and words of other libraries are
+        translated.
+        """
+        # Rows have their own errors, with the column; paths may contain any bytes.
+        if "str" in self.type_names and self.name not in _ROWS and not self.is_path:
+            yield functools.partial(check_encodable, self.name)
+        # ``before=`` is a version in some calls and a table in others.
+        if self.name in COUNTS and "int" in self.type_names:
+            yield self._check_count
+        if self.is_list:
+            yield self._parse_list
+        if self.is_path:
+            yield self._check_path
+        if self.name in EQUAL_VALUES:
+            yield functools.partial(translate, self.name)
+
+    def describe_mismatch(self, value: object) -> tuple[str, str] | None:
+        """Return the type and an example if the value is not the string or dict that it must be."""
+        if len(self.types) != 1 or (value is None and self.allows_none):
+            return None
+        if self.types == ("str",) and not isinstance(value, str):
+            return "a string", "'...'"
+        if self.types[0].startswith(_DICTS) and not isinstance(value, Mapping):
+            return "a dict", DICT_EXAMPLES.get(self.name, "{}")
+        return None
+
+    def _check_count(self, value: object) -> object:
+        check_counts({self.name: value})
+        return value
+
+    def _parse_list(self, value: object) -> object:
+        """Return a value as a list, and a value of another type of the parameter unchanged.
+
+        Raises:
+            InvalidArgument: The value has no type of the parameter.
+        """
+        if value is None and self.allows_none:
+            return value
+        is_names = set(self.types) - {"str"} in ({"Sequence[str]"}, {"Columns"})
+        if isinstance(value, str):
+            if not is_names or "str" in self.types or "Columns" in self.types:
+                return value
+            raise InvalidArgument(
+                f"{self.name}={value!r} is a string, not a list.", hint=f"{self.name}=[{value!r}]"
+            )
+        items = as_list(value)
+        if is_names:
+            is_valid = items is not None and all(isinstance(item, str) for item in items)
+        else:
+            is_valid = items is not None or self._is_single_value(value)
+        if not is_valid:
+            example = _LIST_EXAMPLES.get(self.name, "['id']")
+            raise InvalidArgument(
+                f"{self.name}={short_repr(value)} is not a list of names.",
+                hint=f"{self.name}={example}",
+            )
+        return value if items is None else items
+
+    def _is_single_value(self, value: object) -> bool:
+        """Return whether a value of this type is accepted in place of a list."""
+        if self.name == "expectations" or isinstance(value, Mapping | timedelta):
+            return True
+        return type(value).__module__.startswith("featurestore.")
+
+    def _check_path(self, value: object) -> object:
+        """Return a path, or a value of another type of the parameter.
+
+        Raises:
+            InvalidArgument: The value is not a path, or an empty one.
+        """
+        if value is None and self.allows_none:
+            return value
+        if isinstance(value, ModuleType) and "ModuleType" in self.type_names:
+            return value
+        path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            example = _PATH_EXAMPLES.get(self.name, "my-folder")
+            raise InvalidArgument(
+                f"{self.name}={short_repr(value)} is not a path.", hint=f"{self.name}={example!r}"
+            )
+        return value
+
+
+@functools.cache
+def _parse_annotation(annotation: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the alternatives of an annotation, and the names of all types in it.
+
+    >>> _parse_annotation("str | Sequence[str] | None")[0]
+    ('str', 'Sequence[str]', 'None')
+    """
+    tree = ast.parse(annotation, mode="eval").body
+    alternatives = []
+    while isinstance(tree, ast.BinOp):
+        alternatives.append(ast.unparse(tree.right))
+        tree = tree.left
+    alternatives.append(ast.unparse(tree))
+    names = set()
+    for node in ast.walk(ast.parse(annotation, mode="eval")):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return tuple(reversed(alternatives)), frozenset(names)
+
+
+def call_arguments(function: Callable[..., Any]) -> list[Argument]:
+    """Return the arguments of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        Argument.of(parameter, position)
+        for position, parameter in enumerate(parameters)
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+def list_arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments of a function that are lists of names or values.
+
+    >>> list_arguments(store.create_featuregroup)
+    ['primary_key', 'partition_by', 'expectations']
+    """
+    return [argument.name for argument in call_arguments(function) if argument.is_list]
+
+
 def with_suggestions(function: F) -> F:
-    """Wrap a function so that a TypeError suggests the correct argument."""
-    # Inspect the signature at decoration, not at each call.
-    conversions = _argument_conversions(function)
+    """Wrap a function so that wrong arguments are refused with the correct argument."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name, position, convert in conversions:
+        for name, position, convert in _conversions(function):
             if name in kwargs:
                 kwargs[name] = convert(kwargs[name])
             elif position is not None and position < len(args):
@@ -96,18 +263,52 @@ def with_suggestions(function: F) -> F:
             return function(*args, **kwargs)
         except FeatureStoreError:
             raise
-        except (AttributeError, ValueError) as error:
-            check_types(function, args, kwargs, error)
+        except (AttributeError, TypeError, ValueError) as error:
+            try:
+                values = inspect.signature(function).bind(*args, **kwargs).arguments
+            except TypeError:
+                # The new error contains the facts of Python's message.
+                raise argument_error(function, args, kwargs, error) from None
+            _check_types(function, call_arguments(function), values, error)
             raise
-        except TypeError as error:
-            # Only a TypeError of the call itself has no frame below this one.
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                check_types(function, args, kwargs, error)
-                raise
-            # The new error contains the facts of Python's message.
-            raise argument_error(function, args, kwargs, error) from None
 
     return call  # type: ignore[return-value]
+
+
+# Signatures are inspected at the first call: not at import, and not at each call.
+@functools.cache
+def _conversions(
+    function: Callable[..., Any],
+) -> list[tuple[str, int | None, Callable[[object], object]]]:
+    """Return the conversions of the arguments of a function, with their names and positions."""
+    return [
+        (argument.name, argument.position, convert)
+        for argument in call_arguments(function)
+        for convert in argument.conversions()
+    ]
+
+
+def _check_types(
+    function: Callable[..., Any],
+    arguments: Iterable[Argument],
+    values: Mapping[str, object],
+    error: Exception,
+) -> None:
+    """Check the strings and dicts of a call that failed with an error of Python.
+
+    Raises:
+        InvalidArgument: An argument has another type.
+    """
+    for argument in arguments:
+        name = argument.name
+        mismatch = argument.describe_mismatch(values[name]) if name in values else None
+        if mismatch is not None:
+            expected, example = mismatch
+            raise InvalidArgument(
+                f"{function.__name__}({name}={short_repr(values[name])}): {name} is {expected}, not "
+                f"{type(values[name]).__name__}.",
+                hint=f"{name}={example}",
+            ) from error
 
 
 def suggest_arguments(owner: T) -> T:
@@ -237,9 +438,9 @@ def warn_caller(message: str, category: type[Warning] = UserWarning, *, once: bo
     """
     # The depth varies: wrappers of ``functools`` and ``contextlib`` add frames between the library
     # and its caller.
-    frame, depth = sys._getframe(), 1
-    while frame.f_back is not None:
-        frame, depth = frame.f_back, depth + 1
+    depth = 1
+    for frame in _calling_frames():
+        depth += 1
         name = frame.f_globals.get("__name__", "")
         if name != "featurestore" and not name.startswith(_INTERNAL_PREFIXES):
             break
@@ -253,21 +454,16 @@ def warn_caller(message: str, category: type[Warning] = UserWarning, *, once: bo
 
 def calling_globals() -> dict[str, Any]:
     """Return the globals of the function that called the calling function."""
-    # Frame 0 is this function and frame 1 is the function that calls it.
-    frame = sys._getframe(2)
+    callers = itertools.islice(_calling_frames(), 1, None)
     # Skip the argument-checking wrapper of public calls.
-    while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_globals
+    return next(frame.f_globals for frame in callers if frame.f_globals.get("__name__") != __name__)
 
 
 def calling_position(module: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return the file and line of the nearest caller in a module, None if no caller is in it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _calling_frames():
         if frame.f_globals is module:
             return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
     return None
 
 
@@ -276,133 +472,19 @@ def calling_frame(functions: Collection[str], packages: Collection[str]) -> Fram
 
     Returns None if a frame of another package is reached first.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _calling_frames():
         package = frame.f_globals.get("__name__", "").split(".")[0]
         if package in packages and frame.f_code.co_name in functions:
             return frame
         if package not in packages and package != "featurestore":
             return None
-        frame = frame.f_back
     return None
 
 
-def list_arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function that are lists of names or values.
-
-    >>> list(list_arguments(store.create_featuregroup))
-    ['primary_key', 'partition_by', 'expectations']
-    """
-    return {parameter.name: parameter for parameter in _parameters(function) if _is_list(parameter)}
-
-
-def _parse_list(value: object, parameter: inspect.Parameter) -> object:
-    """Return an argument as a list, and a value of another type of the parameter unchanged.
-
-    Raises:
-        InvalidArgument: The value has no type of the parameter.
-    """
-    if value is None and (parameter.default is None or "None" in str(parameter.annotation)):
-        return value
-    names = _NAMES.fullmatch(str(parameter.annotation))
-    if isinstance(value, str):
-        if names is None or names["name"] or names["alias"]:
-            return value
-        raise InvalidArgument(
-            f"{parameter.name}={value!r} is a string, not a list.",
-            hint=f"{parameter.name}=[{value!r}]",
-        )
-    items = as_list(value)
-    if names is not None:
-        is_valid = items is not None and all(isinstance(item, str) for item in items)
-    else:
-        is_valid = items is not None or _is_single_value(value, parameter)
-    if not is_valid:
-        example = _LIST_EXAMPLES.get(parameter.name, "['id']")
-        raise InvalidArgument(
-            f"{parameter.name}={short_repr(value)} is not a list of names.",
-            hint=f"{parameter.name}={example}",
-        )
-    return value if items is None else items
-
-
-def _is_single_value(value: object, parameter: inspect.Parameter) -> bool:
-    """Return whether a parameter accepts a value of this type in place of a list."""
-    if parameter.name == "expectations" or isinstance(value, Mapping | timedelta):
-        return True
-    return type(value).__module__.startswith("featurestore.")
-
-
-def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
-    return inspect.signature(function).parameters.values()
-
-
-def _is_count(parameter: inspect.Parameter) -> bool:
-    """Return whether a parameter is a count.
-
-    ``before=`` is a version in some calls and a table in others: the annotation decides.
-    """
-    # Annotations are strings in modules with postponed evaluation.
-    return parameter.name in COUNTS and bool(re.search(r"\bint\b", str(parameter.annotation)))
-
-
-def _is_list(parameter: inspect.Parameter) -> bool:
-    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        return False
-    return parameter.name == "expectations" or bool(_LISTS.search(str(parameter.annotation)))
-
-
-def _argument_conversions(
-    function: Callable[..., Any],
-) -> list[tuple[str, int | None, Callable[[object], object]]]:
-    """Return the checked parameters of a function: name, position and conversion.
-
-    Keyword-only parameters have the position None. Counts and paths are checked, collections become
-    lists, and words of other libraries are translated.
-    """
-    conversions: list[tuple[str, int | None, Callable[[object], object]]] = []
-    for index, parameter in enumerate(_parameters(function)):
-        position = None
-        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            position = index
-        name = parameter.name
-        # Rows have their own errors, with the column; paths may contain any bytes.
-        is_text = _STRING.search(str(parameter.annotation)) and name not in _ROWS
-        if is_text and "os.PathLike" not in str(parameter.annotation):
-            conversions.append((name, position, functools.partial(check_encodable, name)))
-        if _is_count(parameter):
-            conversions.append((name, position, functools.partial(_checked_count, name)))
-        if _is_list(parameter):
-            parse = functools.partial(_parse_list, parameter=parameter)
-            conversions.append((name, position, parse))
-        if "os.PathLike" in str(parameter.annotation):
-            check = functools.partial(_checked_path, parameter=parameter)
-            conversions.append((name, position, check))
-        if name in EQUAL_VALUES:
-            conversions.append((name, position, functools.partial(translate, name)))
-    return conversions
-
-
-def _checked_count(name: str, value: object) -> object:
-    check_counts({name: value})
-    return value
-
-
-def _checked_path(value: object, *, parameter: inspect.Parameter) -> object:
-    """Return a path, or a value of another type that the annotation of the parameter contains.
-
-    Raises:
-        InvalidArgument: The value is not a path, or an empty one.
-    """
-    annotation, name = str(parameter.annotation), parameter.name
-    if value is None and "None" in annotation:
-        return value
-    if isinstance(value, ModuleType) and "ModuleType" in annotation:
-        return value
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(path, str) or not path.strip() or "\0" in path:
-        example = _PATH_EXAMPLES.get(name, "my-folder")
-        raise InvalidArgument(
-            f"{name}={short_repr(value)} is not a path.", hint=f"{name}={example!r}"
-        )
-    return value
+def _calling_frames() -> Iterator[FrameType]:
+    """Yield the callers of the function that iterates, the nearest first."""
+    # The frame below the frame of a generator is the one that iterates over it.
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

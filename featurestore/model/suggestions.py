@@ -7,14 +7,10 @@ the same meaning are accepted, others are suggested in the hint of the error.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from featurestore.errors import InvalidArgument, UnknownArgument, did_you_mean, listing
-
-# The annotation of a dict, without other types.
-_MAPPING = re.compile(r"(Mapping|dict)\[[^]]*\]+")
+from featurestore.errors import UnknownArgument, did_you_mean, listing
 
 # The members of a FeatureFrame that completion and hints list.
 FRAME_MEMBERS = (
@@ -22,7 +18,8 @@ FRAME_MEMBERS = (
     "to_arrow", "to_batches", "to_numpy", "to_pandas", "to_polars", "to_spark",
 )  # fmt: skip
 
-_DICT_EXAMPLES = {
+# Examples of arguments that are dicts.
+DICT_EXAMPLES = {
     "environment": "{'OMP_NUM_THREADS': '2'}",
     "input_times": "{'trips': 'left_at'}",
     "inputs": "{'trips': 'trips'}",
@@ -160,38 +157,11 @@ def translate(argument: str, value: object) -> object:
     return EQUAL_VALUES.get(argument, {}).get(value.lower(), value)
 
 
-def check_types(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
-) -> None:
-    """Check the strings and dicts of a call that failed with an error of Python.
-
-    Raises:
-        InvalidArgument: An argument has another type.
-    """
-    signature = inspect.signature(function)
-    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-        annotation = str(signature.parameters[name].annotation)
-        expected_type = annotation.removesuffix(" | None")
-        if value is None and expected_type != annotation:
-            continue
-        if expected_type == "str" and not isinstance(value, str):
-            expected, example = "a string", "'...'"
-        elif _MAPPING.fullmatch(expected_type) and not isinstance(value, Mapping):
-            expected, example = "a dict", _DICT_EXAMPLES.get(name, "{}")
-        else:
-            continue
-        raise InvalidArgument(
-            f"{function.__name__}({name}={short_repr(value)}): {name} is {expected}, not "
-            f"{type(value).__name__}.",
-            hint=f"{name}={example}",
-        ) from error
-
-
 def argument_error(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    error: TypeError,
+    error: Exception,
 ) -> UnknownArgument:
     """Return the error for call arguments that do not match the signature."""
     parameters = dict(inspect.signature(function).parameters)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
-from featurestore.model.json_object import translate_parse_errors
+from featurestore.model.records import AS_ARRAY, DEFAULT_IF_MISSING, Codec, Record, codec_of
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import Window, parse_moment
@@ -36,89 +36,6 @@ _FORMAT = 1
 # Profiles store every second one of the 201 quantiles in statistics.
 _QUANTILE_STEP = 2
 _COMPARABLE_KINDS = ("number", "boolean", "text")
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The profile of a window of a group, or of a baseline.
-
-    ``newest`` is the latest event time, ``delta_version`` the table version; ``columns`` contains
-    the feature profiles. ``estimates`` contains the components of mergeable metrics,
-    ``labels_version`` is the version of the label table.
-    """
-
-    window: Window | None
-    rows: int
-    version: int
-    delta_version: int
-    columns: Mapping[str, FeatureProfile]
-    types: Mapping[str, str]
-    newest: datetime | None = None
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    estimates: Mapping[str, Estimate] = field(default_factory=dict)
-    labels_version: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the profile as a JSON object; see ``from_json``."""
-        window = None
-        if self.window is not None:
-            window = [self.window.start.isoformat(), self.window.end.isoformat()]
-        columns = []
-        for column in self.columns.values():
-            values = [list(pair) for pair in column.values]
-            summary = [
-                column.name,
-                column.type,
-                column.value_kind,
-                column.rows,
-                column.missing,
-                column.sampled,
-            ]
-            details = [column.mean, column.std, list(column.quantiles), values, column.complete]
-            columns.append(summary + details)
-        estimates = {name: estimate.to_json() for name, estimate in self.estimates.items()}
-        return {
-            "format": _FORMAT,
-            "window": window,
-            "rows": self.rows,
-            "version": self.version,
-            "delta_version": self.delta_version,
-            "newest": None if self.newest is None else self.newest.isoformat(),
-            "types": dict(self.types),
-            "metrics": dict(self.metrics),
-            "estimates": estimates,
-            "labels_version": self.labels_version,
-            "columns": columns,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """Parse the profile from a JSON object; raise MalformedJson for invalid data."""
-        with translate_parse_errors("the profile of a window"):
-            window, newest = None, None
-            if data["window"] is not None:
-                start, end = data["window"]
-                window = Window(parse_moment(start, warn=False), parse_moment(end, warn=False))
-            if data["newest"] is not None:
-                newest = parse_moment(data["newest"], warn=False)
-            columns = {str(record[0]): _column_from_json(record) for record in data["columns"]}
-            estimates = {
-                str(name): Estimate.from_json(components)
-                for name, components in data.get("estimates", {}).items()
-            }
-            return cls(
-                window=window,
-                rows=int(data["rows"]),
-                version=int(data["version"]),
-                delta_version=int(data["delta_version"]),
-                columns=columns,
-                types={str(name): str(type_name) for name, type_name in data["types"].items()},
-                newest=newest,
-                metrics=dict(data["metrics"]),
-                estimates=estimates,
-                # Profiles that were stored before models could be monitored lack this field.
-                labels_version=data.get("labels_version"),
-            )
 
 
 @dataclass(frozen=True)
@@ -176,6 +93,90 @@ class FeatureProfile:
         """Return the share of values <= x, for a numeric feature with a distribution."""
         # At a point with two knots, numpy uses the second, whose share includes the point.
         return np.interp(x, *self._knots, left=0.0, right=1.0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mergeable components of a metric.
+
+    A mean has the number of ``rows``, the ``total`` of their values and the total of the
+    ``squares``; other kinds only have a ``total``.
+
+    >>> both = merge_estimates([Estimate("mean", 2, 1, 1), Estimate("mean", 2, 2, 2)])
+    >>> both, both.value
+    (Estimate(merge='mean', rows=4, total=3, squares=3), 0.75)
+    """
+
+    merge: Merge
+    rows: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The metric value; the mean of zero rows is 0."""
+        if self.merge == "mean":
+            return self.total / max(self.rows, 1e-300)
+        return self.total
+
+    @property
+    def variance(self) -> float:
+        """The variance of the values of a mean."""
+        return max(self.squares / max(self.rows, 1e-300) - self.value**2, 0.0)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the metric is the mean of zeros and ones."""
+        # Zeros and ones are equal to their squares.
+        return self.squares == self.total and 0 <= self.total <= self.rows
+
+
+_COLUMNS = codec_of(tuple[Annotated[FeatureProfile, AS_ARRAY], ...])
+# The columns in their order; the objects of a profile in JSON have no order.
+_COLUMNS_BY_NAME = Codec(
+    lambda data: {column.name: column for column in _COLUMNS.read(data)},
+    lambda columns: _COLUMNS.write(columns.values()),  # type: ignore[misc]
+)
+
+
+@dataclass(frozen=True)
+class Profile(
+    Record,
+    format=_FORMAT,
+    subject="The profile of a window",
+    keys=(
+        "window",
+        "rows",
+        "version",
+        "delta_version",
+        "newest",
+        "types",
+        "metrics",
+        "estimates",
+        "labels_version",
+        "columns",
+    ),
+):
+    """The profile of a window of a group, or of a baseline.
+
+    ``newest`` is the latest event time, ``delta_version`` the table version; ``columns`` contains
+    the feature profiles. ``estimates`` contains the components of mergeable metrics,
+    ``labels_version`` is the version of the label table.
+    """
+
+    window: Annotated[Window, AS_ARRAY] | None
+    rows: int
+    version: int
+    delta_version: int
+    columns: Annotated[Mapping[str, FeatureProfile], _COLUMNS_BY_NAME]
+    types: Mapping[str, str]
+    newest: datetime | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    # Profiles that were stored before models could be monitored lack these fields.
+    estimates: Annotated[Mapping[str, Annotated[Estimate, AS_ARRAY]], DEFAULT_IF_MISSING] = field(
+        default_factory=dict
+    )
+    labels_version: Annotated[int | None, DEFAULT_IF_MISSING] = None
 
 
 def to_profile(
@@ -249,76 +250,11 @@ def _column_profile(column: ColumnStatistics) -> FeatureProfile:
     )
 
 
-def _column_from_json(data: Any) -> FeatureProfile:
-    name, type_, value_kind, rows, missing, sampled, mean, std, quantiles, values, complete = data
-    return FeatureProfile(
-        name=str(name),
-        type=str(type_),
-        value_kind=str(value_kind),
-        rows=int(rows),
-        missing=int(missing),
-        sampled=int(sampled),
-        mean=mean,
-        std=std,
-        quantiles=tuple(map(float, quantiles)),
-        values=tuple((value, int(count)) for value, count in values),
-        complete=bool(complete),
-    )
-
-
 def _parse_time(text: str) -> datetime | None:
     try:
         return parse_moment(text, warn=False)
     except ValueError:  # a year outside the calendar of Python
         return None
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The mergeable components of a metric.
-
-    A mean has the number of ``rows``, the ``total`` of their values and the total of the
-    ``squares``; other kinds only have a ``total``.
-
-    >>> both = merge_estimates([Estimate("mean", 2, 1, 1), Estimate("mean", 2, 2, 2)])
-    >>> both, both.value
-    (Estimate(merge='mean', rows=4, total=3, squares=3), 0.75)
-    """
-
-    merge: Merge
-    rows: float = 0.0
-    total: float = 0.0
-    squares: float = 0.0
-
-    @property
-    def value(self) -> float:
-        """The metric value; the mean of zero rows is 0."""
-        if self.merge == "mean":
-            return self.total / max(self.rows, 1e-300)
-        return self.total
-
-    @property
-    def variance(self) -> float:
-        """The variance of the values of a mean."""
-        return max(self.squares / max(self.rows, 1e-300) - self.value**2, 0.0)
-
-    @property
-    def is_share(self) -> bool:
-        """Whether the metric is the mean of zeros and ones."""
-        # Zeros and ones are equal to their squares.
-        return self.squares == self.total and 0 <= self.total <= self.rows
-
-    def to_json(self) -> list[Any]:
-        """Return the estimate as a JSON value; see ``from_json``."""
-        return [self.merge, self.rows, self.total, self.squares]
-
-    @classmethod
-    def from_json(cls, data: Any) -> Estimate:
-        """Parse an estimate from JSON; raise ValueError or TypeError for invalid data."""
-        merge, rows, total, squares = data
-        if merge not in ("mean", "sum", "min", "max"):
-            raise ValueError(f"{merge!r} is not a merge method")
-        return cls(merge, float(rows), float(total), float(squares))
 
 
 def merge_estimates(estimates: Sequence[Estimate]) -> Estimate | None:

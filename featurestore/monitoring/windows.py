@@ -25,7 +25,7 @@ from featurestore.arrow.batches import select_rows
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta import commits
 from featurestore.delta.history import read_history
-from featurestore.errors import FeatureNotFound, StorageError, listing
+from featurestore.errors import FeatureNotFound, FormatTooNew, StorageError, listing
 from featurestore.featuregroups.quality import load_statistics
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.json_object import MalformedJson
@@ -42,7 +42,6 @@ from featurestore.statistics import (
     merge,
     statistics_accumulator,
 )
-from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.monitoring")
 _FORMAT = 1
@@ -276,12 +275,12 @@ class Profiler:
     def _load(self, window: Window) -> Profile | None:
         """Load the stored profile of a window; None if it is missing, damaged or outdated."""
         path = self._path(window)
-        if not files.exists(path):
+        if not self.session.storage.exists(path):
             return None
         try:
-            data = json.loads(zlib.decompress(files.read_bytes(path)))
+            data = json.loads(zlib.decompress(self.session.storage.read_bytes(path)))
             profile = Profile.from_json(data)
-        except (MalformedJson, StorageError, ValueError, zlib.error):
+        except (FormatTooNew, MalformedJson, StorageError, ValueError, zlib.error):
             _log.warning("%s is damaged; recomputing the profile", path)
             return None
         is_same_window = profile.window == window and profile.version == self.group.spec.version
@@ -293,8 +292,8 @@ class Profiler:
         data = json.dumps(profile.to_json(), separators=(",", ":"), ensure_ascii=False)
         path = self._path(profile.window)
         try:
-            files.make_directory(os.path.dirname(path))
-            files.write_atomically(path, zlib.compress(data.encode(), 1))
+            self.session.storage.make_directory(os.path.dirname(path))
+            self.session.storage.write_atomically(path, zlib.compress(data.encode(), 1))
         except (OSError, StorageError) as error:  # read-only stores can be monitored, too
             _log.info("could not store the profile of a window: %s", error)
 

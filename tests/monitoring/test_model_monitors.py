@@ -17,7 +17,7 @@ from featurestore.cli import app
 from featurestore.errors import FeatureStoreError, JobFailed
 from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
 from featurestore.monitoring.metrics import area_under_curve
-from featurestore.monitoring.profile import Estimate, chance_mean, merge_estimates
+from featurestore.monitoring.profile import Estimate, Profile, chance_mean, merge_estimates
 from featurestore.monitoring.rules import check_metrics_in_bounds
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock
@@ -329,7 +329,8 @@ def test_merged_estimates_equal_estimate_of_all_rows() -> None:
         "max", total=7.0
     )
     assert merge_estimates([Estimate("max", total=2.0), Estimate("sum", total=7.0)]) is None
-    assert Estimate.from_json(actual.to_json()) == actual
+    profile = Profile(None, 1000, 1, 0, {}, {}, estimates={"error": actual})
+    assert Profile.from_json(profile.to_json()) == profile
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -133,7 +133,8 @@ def _check_java() -> Check:
 def _check_store(options: GlobalOptions) -> Iterator[Check]:
     """Check the engine, the location and the registry that the options select."""
     from featurestore import config
-    from featurestore.storage import files, storage_for
+    from featurestore.storage import storage_for
+    from featurestore.storage.location import location_of
 
     settings_file = config.find_file()
     if settings_file is not None and config.is_trusted(settings_file):
@@ -150,14 +151,14 @@ def _check_store(options: GlobalOptions) -> Iterator[Check]:
             location=options.location, engine=options.engine, registry=options.registry
         )
         yield Check("engine", OK, resolved.engine)
-        directory = files.location_of(resolved.location)
+        directory = location_of(resolved.location)
         if not storage_for(directory).is_local:
             yield from _check_remote_store(directory, resolved.registry)
             return
-        if not files.exists(directory):
+        if not storage_for(directory).exists(directory):
             yield Check("location", ABSENT, f"{directory} does not exist yet", "featurestore init")
             return
-        files.ensure_writable(directory)
+        storage_for(directory).ensure_writable(directory)
         yield Check("location", OK, f"{directory} is writable")
         yield _check_registry(directory, resolved.registry)
         yield from _check_private_files(directory)

@@ -10,7 +10,8 @@ import typer
 from featurestore.cli.output import argument, option, show_report, show_rows
 from featurestore.cli.state import store
 from featurestore.errors import InvalidArgument
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
+from featurestore.storage.location import local_directory
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -60,7 +61,7 @@ def run(
     certificate: Annotated[str | None, option(help="File for the certificate.")] = None,
 ) -> None:
     """Erase all data of an entity; exit code 1 if an item could not be changed."""
-    if certificate is not None and files.exists(certificate):
+    if certificate is not None and storage_for(certificate).exists(certificate):
         raise InvalidArgument(
             f"The file {certificate!r} already exists.", hint="--certificate erased2.json"
         )
@@ -71,7 +72,7 @@ def run(
         dry_run=False,
     )
     if certificate is not None and erased.certificate is not None:
-        files.write_json(files.local_directory(certificate), erased.certificate)
+        files.write_json(local_directory(certificate), erased.certificate)
     show_report(context, erased, ok=erased.complete)
 
 
@@ -80,7 +81,9 @@ def verify(
     context: typer.Context, certificate: Annotated[str, argument(help="File with the certificate.")]
 ) -> None:
     """Search the store for an erased entity; exit code 1 if data or the certificate are not as certified."""
-    content = files.read_bytes(files.local_directory(certificate))
+    content = storage_for(files.local_directory(certificate)).read_bytes(
+        local_directory(certificate)
+    )
     check = store(context).verify_erasure(content)
     show_report(context, check, ok=check.ok)
 

@@ -118,12 +118,13 @@ def upgrade(context: typer.Context) -> None:
 
 def _location_and_registry(context: typer.Context) -> tuple[str, str | None]:
     from featurestore import config
-    from featurestore.storage import files
+    from featurestore.storage import storage_for
+    from featurestore.storage.location import location_of
 
     options = settings(context)
     resolved = config.resolve(
         location=options.location, engine=options.engine, registry=options.registry
     )
-    directory = files.location_of(resolved.location)
-    files.ensure_writable(directory)
+    directory = location_of(resolved.location)
+    storage_for(directory).ensure_writable(directory)
     return directory, resolved.registry

@@ -57,14 +57,15 @@ def check_store(options: GlobalOptions) -> None:
     from featurestore.errors import ConfigurationError, listing
     from featurestore.plugins.remote import is_address
     from featurestore.registry import is_store
-    from featurestore.storage import files
+    from featurestore.storage import storage_for
+    from featurestore.storage.location import location_of
 
     resolved = config.resolve(
         location=options.location, engine=options.engine, registry=options.registry
     )
     if is_address(resolved.location):
         return  # connecting checks the server
-    directory = files.location_of(resolved.location)
+    directory = location_of(resolved.location)
     if is_store(directory) or resolved.registry is not None:
         return
     # The location may have a typing error in its last part, or be a folder above the store.
@@ -72,7 +73,7 @@ def check_store(options: GlobalOptions) -> None:
     nearby_stores = [
         os.path.join(folder, name)
         for folder in folders
-        for name in files.list_directory(folder)
+        for name in storage_for(folder).list_directory(folder)
         if is_store(os.path.join(folder, name))
     ]
     raise ConfigurationError(

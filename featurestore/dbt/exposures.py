@@ -20,7 +20,7 @@ from featurestore.dbt.manifest import is_node_id
 from featurestore.errors import InvalidArgument, InvalidDbtProject
 from featurestore.registry import artifacts, featuregroups, lineage
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 MARKER = "# Written by featurestore: an import of dbt exposures replaces this file.\n"
 _PROJECT_FILE = "dbt_project.yml"
@@ -79,22 +79,23 @@ def write_exposures(session: Session, path: str | os.PathLike[str], *, owner: st
     body = "\n".join(["exposures:", *lines]) if exposures else "exposures: []"
     text = f"{MARKER}version: 2\n{body}\n"
     # dbt parses changed files again.
-    if not files.exists(file) or files.read_text(file) != text:
-        files.write_atomically(file, text.encode())
+    if not storage_for(file).exists(file) or storage_for(file).read_text(file) != text:
+        storage_for(file).write_atomically(file, text.encode())
     return [exposure.title for exposure in exposures]
 
 
 def _check_path(path: str | os.PathLike[str]) -> str:
     """Return the absolute path of a YAML file in a dbt project."""
     file = os.path.abspath(os.fspath(path))
+    storage = storage_for(file)
     if not file.endswith(_ENDINGS):
         raise InvalidArgument(
             f"{file!r} is not the name of a YAML file.", hint="models/featurestore_exposures.yml"
         )
-    directory = os.path.dirname(files.resolve(file))
-    if not files.is_directory(directory):
+    directory = os.path.dirname(storage.resolve(file))
+    if not storage_for(directory).is_directory(directory):
         raise InvalidDbtProject(f"{directory!r} is not a directory.", hint="the folder models")
-    while not files.is_file(os.path.join(directory, _PROJECT_FILE)):
+    while not storage_for(directory).is_file(os.path.join(directory, _PROJECT_FILE)):
         parent = os.path.dirname(directory)
         if parent == directory:
             raise InvalidDbtProject(
@@ -102,7 +103,7 @@ def _check_path(path: str | os.PathLike[str]) -> str:
                 hint="models/featurestore_exposures.yml in the folder of the project",
             )
         directory = parent
-    if files.exists(file) and not files.read_text(file).startswith(MARKER):
+    if storage.exists(file) and not storage.read_text(file).startswith(MARKER):
         raise InvalidDbtProject(
             f"{file!r} was not written by featurestore, so it is not replaced.",
             hint="models/featurestore_exposures.yml, or another new file",

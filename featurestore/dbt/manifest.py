@@ -16,7 +16,7 @@ from typing import Any
 from featurestore.dbt.snapshots import SnapshotConfig
 from featurestore.errors import InvalidDbtProject, listing
 from featurestore.model.json_object import JsonObject, MalformedJson, parse_object
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 # The schema of dbt 1.8 and later.
 MANIFEST_VERSION = 12
@@ -140,18 +140,19 @@ def read_project(path: str | os.PathLike[str]) -> DbtProject:
             a node with an invalid value; the message names the node.
     """
     file = os.path.abspath(os.fspath(path))
-    if not files.is_file(file):
+    storage = storage_for(file)
+    if not storage.is_file(file):
         raise InvalidDbtProject(
             f"{file!r} is not a file.",
             hint="pass the file that dbt writes: target/manifest.json; dbt parse creates it",
         )
-    if files.size(file) > MAX_MANIFEST_BYTES:
+    if storage.size(file) > MAX_MANIFEST_BYTES:
         raise InvalidDbtProject(
-            f"{file!r} has {files.size(file):,} bytes; a manifest has at most "
+            f"{file!r} has {storage.size(file):,} bytes; a manifest has at most "
             f"{MAX_MANIFEST_BYTES:,} bytes."
         )
     try:
-        manifest = JsonObject(parse_object(files.read_bytes(file)))
+        manifest = JsonObject(parse_object(storage.read_bytes(file)))
         check_version(manifest, file)
         return parse_project(manifest)
     except MalformedJson as error:

@@ -19,7 +19,7 @@ from featurestore.jobs.registration import (
     module_name,
 )
 from featurestore.model.project import JOB, VERSIONED, format_object
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 # The maximum number of refusals in an error message.
 _LISTED = 20
@@ -73,7 +73,7 @@ def load_project(folder: str | os.PathLike[str]) -> Project:
         DefinitionsRefused: A file cannot be executed, or an object is defined twice.
     """
     root = os.path.abspath(os.path.expanduser(os.fspath(folder)))
-    if not files.is_directory(root):
+    if not storage_for(root).is_directory(root):
         raise InvalidArgument(
             f"{os.fspath(folder)!r} is not a folder with definitions.",
             hint="pass the folder of the project's Python files, such as 'features'",
@@ -105,11 +105,12 @@ def load_project(folder: str | os.PathLike[str]) -> Project:
 
 def _python_files(folder: str) -> Iterator[str]:
     """Yield the Python files of a folder and its subfolders, in the order of their names."""
-    for name in sorted(files.list_directory(folder)):
+    storage = storage_for(folder)
+    for name in sorted(storage.list_directory(folder)):
         path = os.path.join(folder, name)
         if name.startswith(("_", ".")):
             continue
-        if files.is_directory(path):
+        if storage.is_directory(path):
             yield from _python_files(path)
         elif name.endswith(".py"):
             yield path

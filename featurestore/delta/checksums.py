@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featurestore.model.threads import independent_tasks
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 # A JSON object in a log: an action, or the payload of one.
 Action = Mapping[str, Any]
@@ -136,7 +136,7 @@ def file_checksum(path: str) -> str:
     from crc32c import crc32c
 
     checksum = 0
-    for chunk in files.read_chunks(path):
+    for chunk in storage_for(path).read_chunks(path):
         checksum = crc32c(chunk, checksum)
     return f"{checksum:08x}"
 

@@ -43,7 +43,7 @@ from featurestore.errors import (
     TableDamaged,
 )
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 
 SPEC = "featurestore.spec"
 META = "featurestore.meta"
@@ -294,7 +294,7 @@ def is_unique_at(path: str, version: int) -> bool:
 def _read_actions(path: str, version: int) -> Actions | None:
     """Return the actions of a commit, or None if it was removed from the log."""
     file = log.commit_path(path, version)
-    return log.read_commit(file) if files.exists(file) else None
+    return log.read_commit(file) if storage_for(file).exists(file) else None
 
 
 def check_offsets(state: Snapshot, offsets: Offsets) -> None:
@@ -375,7 +375,7 @@ def _new_checkpoints(path: str, version: int) -> dict[str, str]:
     checkpoint_files = []
     for number in range(max(version - _COMMITS_BEFORE, 0), version):
         file = log.checkpoint_path(path, number)
-        if files.exists(file):
+        if storage_for(file).exists(file):
             checkpoint_files.append(file)
     recorded: Mapping[str, str] = {}
     if checkpoint_files and log.has_commit(path, version - 1):

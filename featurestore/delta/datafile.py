@@ -27,7 +27,7 @@ from featurestore.delta.checksums import Action, checksum_in_add
 from featurestore.delta.log import damaged_file
 from featurestore.errors import FeatureStoreError, TableDamaged, UnsupportedTable
 from featurestore.model.times import to_micros
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.location import make_absolute
 
 MICROS_OF_DAY = 86_400_000_000
@@ -125,7 +125,9 @@ def file_path(path: str, log_path: str, *, folder: str | None = None) -> str:
     # normpath would change a URI, so for URIs all paths that are not normalized are rejected.
     joined_path = os.path.normpath(joined_path)
     is_inside = joined_path.startswith(os.path.join(path, ""))
-    if not is_inside and (folder is None or not files.is_below(joined_path, folder)):
+    if not is_inside and (
+        folder is None or not storage_for(joined_path).is_below(joined_path, folder)
+    ):
         raise unsupported_feature_error(path, f"files outside its folder ({log_path})")
     return joined_path
 
@@ -185,7 +187,7 @@ def _read_footer_rows(file: str) -> int:
     from pyarrow import parquet
 
     try:
-        return int(parquet.read_metadata(files.open_ranges(file)).num_rows)
+        return int(parquet.read_metadata(storage_for(file).open_ranges(file)).num_rows)
     except (OSError, pa.ArrowInvalid) as error:
         raise damaged_file(file, "is missing or not a Parquet file") from error
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from featurestore.errors import FeatureGroupNotFound, StorageError
 from featurestore.model.times import utc_now
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 
 _DELETION_SUFFIX = ".deleted"
 
@@ -32,8 +32,9 @@ def record_deletion(path: str) -> None:
 
 def deletion_error(path: str) -> FeatureGroupNotFound | None:
     """Return the error for a deleted table, or None without a deletion record."""
+    storage = storage_for(path)
     # A new table may have been created at the same path.
-    if files.exists(path) or not files.exists(path + _DELETION_SUFFIX):
+    if storage.exists(path) or not storage.exists(path + _DELETION_SUFFIX):
         return None
     try:
         record = files.read_json(path + _DELETION_SUFFIX)

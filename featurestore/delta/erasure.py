@@ -34,7 +34,7 @@ from featurestore.delta.commits import META
 from featurestore.delta.datafile import file_path, parse_statistics, rows_in_statistics
 from featurestore.delta.log import LOG_FOLDER
 from featurestore.errors import UnsupportedTable
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 _NESTED_TABLES = ("_key_versions",)
 _ERASED_FOLDER = "erased"
@@ -81,7 +81,7 @@ class LogScrubber:
         """Return whether another file of the log than a commit or a checkpoint has a value."""
         if file.endswith((".json", ".parquet")):
             return False
-        return self.has_value(files.read_bytes(file).decode("utf-8", "surrogateescape"))
+        return self.has_value(storage_for(file).read_bytes(file).decode("utf-8", "surrogateescape"))
 
     def clean(self, action: Action) -> dict[str, Any]:
         """Return an action without erased values, and without statistics of missing files."""
@@ -146,7 +146,7 @@ class LogScrubber:
 
     def _is_missing(self, log_path: str) -> bool:
         try:
-            return not files.exists(file_path(self.path, log_path))
+            return not storage_for(self.path).exists(file_path(self.path, log_path))
         except UnsupportedTable:  # another table's file, as in a shallow clone
             return False
 
@@ -197,17 +197,20 @@ def texts_of(value: Any) -> Iterator[str]:
 
 def data_files(path: str) -> Iterator[str]:
     """Yield the paths of all Parquet files of a table, including those that no commit names."""
-    for file in files.walk(path, enter=lambda name: name not in (LOG_FOLDER, *_NESTED_TABLES)):
+    for file in storage_for(path).walk(
+        path, enter=lambda name: name not in (LOG_FOLDER, *_NESTED_TABLES)
+    ):
         if file.endswith(".parquet"):
             yield file
 
 
 def unused_partitions(path: str) -> Iterator[str]:
     """Yield the folders of partitions without data files; their names are values."""
-    for name in files.list_directory(path):
+    storage = storage_for(path)
+    for name in storage.list_directory(path):
         folder = os.path.join(path, name)
-        if "=" in name and files.is_directory(folder):
-            if any(file.endswith(".parquet") for file in files.walk(folder)):
+        if "=" in name and storage.is_directory(folder):
+            if any(file.endswith(".parquet") for file in storage.walk(folder)):
                 yield from unused_partitions(folder)
             else:
                 yield folder
@@ -226,7 +229,9 @@ def partition_of(path: str, table_path: str) -> dict[str, str]:
 def log_files(path: str) -> list[str]:
     """Return the commits, checkpoints and checksums in a log."""
     folder = os.path.join(path, LOG_FOLDER)
-    return [file for file in files.walk(folder) if not file.endswith("_last_checkpoint")]
+    return [
+        file for file in storage_for(folder).walk(folder) if not file.endswith("_last_checkpoint")
+    ]
 
 
 def read_actions(file: str) -> list[dict[str, Any]]:
@@ -234,7 +239,7 @@ def read_actions(file: str) -> list[dict[str, Any]]:
     if file.endswith(".parquet"):
         from pyarrow import parquet
 
-        table = parquet.read_table(io.BytesIO(files.read_bytes(file)))
+        table = parquet.read_table(io.BytesIO(storage_for(file).read_bytes(file)))
         return [_with_mappings(row) for row in table.to_pylist()]
     if not file.endswith(".json"):
         return []
@@ -267,7 +272,7 @@ def scrub_log(scrubber: LogScrubber) -> int:
         # Checksum files of Spark repeat the statistics of files, and killed writers leave temporary
         # files. Readers need neither.
         if file.endswith(".crc") or scrubber.has_other_traces(file):
-            files.remove(file, below=scrubber.path)
+            storage_for(file).remove(file, below=scrubber.path)
         elif file.endswith(".parquet"):
             actions = read_actions(file)
             cleaned = [scrubber.clean(action) for action in actions]
@@ -285,10 +290,12 @@ def scrub_log(scrubber: LogScrubber) -> int:
         has_record = checksums is not None and not changed_names.isdisjoint(checksums.checkpoints)
         if cleaned != actions or has_record:
             count += 1
-            files.write_atomically(file, _commit_bytes(file, cleaned, checksums, changed_names))
+            storage_for(file).write_atomically(
+                file, _commit_bytes(file, cleaned, checksums, changed_names)
+            )
     for file, cleaned in changed_checkpoints.items():
         count += 1
-        files.write_atomically(file, _checkpoint_bytes(file, cleaned))
+        storage_for(file).write_atomically(file, _checkpoint_bytes(file, cleaned))
     return count
 
 
@@ -307,7 +314,7 @@ def _commit_bytes(
         for name, checksum in checksums.checkpoints.items()
         if name not in changed_checkpoints
     }
-    original = checksums.original or digest_of(files.read_bytes(file))
+    original = checksums.original or digest_of(storage_for(file).read_bytes(file))
     return seal(actions, replace(checksums, checkpoints=checkpoints, original=original))
 
 
@@ -315,7 +322,7 @@ def _checkpoint_bytes(file: str, actions: list[dict[str, Any]]) -> bytes:
     """Return a checkpoint with other actions, with the schema of the file."""
     from pyarrow import parquet
 
-    schema = parquet.read_schema(io.BytesIO(files.read_bytes(file)))
+    schema = parquet.read_schema(io.BytesIO(storage_for(file).read_bytes(file)))
     columns = {
         field.name: [_to_arrow_value(action.get(field.name), field.type) for action in actions]
         for field in schema
@@ -339,7 +346,7 @@ def _to_arrow_value(value: Any, dtype: pa.DataType) -> Any:
 
 def _keep_commit_time(actions: list[dict[str, Any]], file: str) -> None:
     """Record the time of a commit that has none: readers use the time of its file instead."""
-    modified = files.status(file).modified_ns // 1_000_000
+    modified = storage_for(file).status(file).modified_ns // 1_000_000
     for action in actions:
         info = action.get("commitInfo")
         if info is not None and ("timestamp" in info or "inCommitTimestamp" in info):

@@ -20,7 +20,7 @@ from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import from_micros, parse_version_or_moment, to_micros
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 # Metric names for rows that a rewrite copied unchanged; they differ by writer and operation.
 _COPIED_ROW_METRICS = (
@@ -83,7 +83,7 @@ def read_history(
         for version in range(last, first - 1, -1):
             file = log.commit_path(path, version)
             # In any other case the log is damaged, and reading the commit raises the error.
-            if not files.exists(file) and _was_removed_after_checkpoint(path, version):
+            if not storage_for(file).exists(file) and _was_removed_after_checkpoint(path, version):
                 break
             page.append((version, log.read_commit(file)))
         # A commit records only added and removed files, so row counts are computed backward from
@@ -163,7 +163,7 @@ def commit_time(path: str, version: int) -> int:
     while number >= stop:
         file = log.commit_path(path, number)
         # Other writers remove old commits after a checkpoint.
-        if not files.exists(file):
+        if not storage_for(file).exists(file):
             break
         state, actions = log.read_commit_file(file)
         if state in _TIMES:
@@ -186,7 +186,7 @@ def commit_time(path: str, version: int) -> int:
 def added_files(path: str, version: int) -> tuple[str, ...]:
     """Return the absolute paths of the data files that a commit added."""
     commit = log.commit_path(path, version)
-    if not files.exists(commit):
+    if not storage_for(commit).exists(commit):
         raise _commit_not_found_error(path, version)
     added = log.actions_of_kind(log.read_commit(commit), "add")
     return tuple(file_path(path, add["path"]) for add in added)

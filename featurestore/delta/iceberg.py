@@ -23,7 +23,7 @@ from featurestore.arrow.types import storage_type
 from featurestore.delta.log import latest_version
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, UnsupportedType, listing, missing_extra
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 
 if TYPE_CHECKING:
     from pyiceberg.io import OutputFile
@@ -83,7 +83,7 @@ def publish(path: str) -> int:
         snapshot = read_snapshot(path)
         _write_metadata(snapshot)
         folder = _metadata_folder(snapshot.path)
-        files.write_atomically(
+        storage_for(folder).write_atomically(
             os.path.join(folder, _HINT), str(_metadata_number(snapshot.version)).encode()
         )
         # Another process may have published a later version before this hint was written.
@@ -93,9 +93,10 @@ def publish(path: str) -> int:
 
 def current_metadata(path: str) -> str:
     """Return the path of the latest metadata file; publish the table if it has none."""
+    storage = storage_for(path)
     hint = os.path.join(_metadata_folder(path), _HINT)
     # The hint is untrusted: any other text than a number is replaced.
-    number = _parse_number(files.read_bytes(hint)) if files.exists(hint) else None
+    number = _parse_number(storage.read_bytes(hint)) if storage.exists(hint) else None
     if number is None:
         number = _metadata_number(publish(path))
     return os.path.join(_metadata_folder(path), f"v{number}.metadata.json")
@@ -103,12 +104,13 @@ def current_metadata(path: str) -> str:
 
 def remove_old_metadata(path: str, *, version: int) -> None:
     """Remove the metadata of all Delta versions before ``version``."""
+    storage = storage_for(path)
     folder = _metadata_folder(path)
-    for name in files.list_directory(folder):
+    for name in storage.list_directory(folder):
         number = _parse_number(name.removeprefix("v").split(".")[0].split("-")[0].encode())
         if number is not None and number < _metadata_number(version):
             with suppress(FileNotFoundError):
-                files.remove(os.path.join(folder, name), below=path)
+                storage.remove(os.path.join(folder, name), below=path)
 
 
 def _parse_number(text: bytes) -> int | None:
@@ -132,7 +134,7 @@ def _write_metadata(snapshot: Snapshot) -> None:
 
     number = _metadata_number(snapshot.version)
     folder = _metadata_folder(snapshot.path)
-    files.make_directory(folder)
+    storage_for(folder).make_directory(folder)
     schema = _iceberg_schema(snapshot.schema)
 
     manifest_file = _memory_file(os.path.join(folder, f"v{number}-manifest.avro"))
@@ -142,14 +144,14 @@ def _write_metadata(snapshot: Snapshot) -> None:
         for entry in _manifest_entries(snapshot, number):
             manifest_writer.add_entry(entry)
     manifest = manifest_writer.to_manifest_file()
-    files.write_atomically(manifest_file.location, manifest_file.data)
+    storage_for(manifest_file.location).write_atomically(manifest_file.location, manifest_file.data)
 
     list_file = _memory_file(os.path.join(folder, f"v{number}-manifest-list.avro"))
     with write_manifest_list(
         _FORMAT_VERSION, list_file, number, None, number, "deflate"
     ) as list_writer:
         list_writer.add_manifests([manifest])
-    files.write_atomically(list_file.location, list_file.data)
+    storage_for(list_file.location).write_atomically(list_file.location, list_file.data)
 
     modified = max((file.modified for file in snapshot.files), default=0)
     document = {

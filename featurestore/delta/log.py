@@ -19,7 +19,7 @@ from featurestore.delta import checksums
 from featurestore.delta.checksums import Action
 from featurestore.errors import StorageError, TableDamaged, refusal_hint
 from featurestore.model.runtime import ForkSafeLock
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.location import make_absolute
 
 K = TypeVar("K", bound=Hashable)
@@ -58,7 +58,7 @@ class FileState:
         Raises:
             OSError: The file does not exist.
         """
-        status = files.status(path)
+        status = storage_for(path).status(path)
         return cls(path, status.modified_ns, status.size, status.inode)
 
     def is_current(self) -> bool:
@@ -102,7 +102,7 @@ def cached_listing(path: str, *, back: int | None = _RELISTED_COMMITS) -> Iterat
     after = ""
     if last_version is not None and back is not None and back < last_version:
         after = f"{last_version - back:0{_VERSION_DIGITS}d}"
-    with files.cached_listing(os.path.join(path, LOG_FOLDER), after=after):
+    with storage_for(path).cached_listing(os.path.join(path, LOG_FOLDER), after=after):
         yield
 
 
@@ -113,19 +113,20 @@ def commits_to_list(path: str, version: int, count: int) -> int:
 
 def is_delta_table(path: str) -> bool:
     """Return True if ``path`` is a Delta table."""
+    storage = storage_for(path)
     # A known table in an object store needs only one listing of its new commits.
     if storage_for(path).prefers_listing and path in _LAST_VERSIONS and latest_version(path) >= 0:
         return True
-    if files.exists(commit_path(path, 0)):
+    if storage.exists(commit_path(path, 0)):
         return True
-    names = files.list_directory(os.path.join(path, LOG_FOLDER))
+    names = storage.list_directory(os.path.join(path, LOG_FOLDER))
     # A log whose first commits were removed starts with a checkpoint.
     return any(_commit_version(name) is not None or ".checkpoint." in name for name in names)
 
 
 def has_commit(path: str, version: int) -> bool:
     """Return True if the log contains the JSON file of a commit."""
-    return files.exists(commit_path(path, version))
+    return storage_for(path).exists(commit_path(path, version))
 
 
 def list_log(path: str) -> LogFiles:
@@ -134,10 +135,11 @@ def list_log(path: str) -> LogFiles:
     Raises:
         TableDamaged: The log is missing.
     """
+    storage = storage_for(path)
     folder = os.path.join(path, LOG_FOLDER)
-    names = files.list_directory(folder)
+    names = storage.list_directory(folder)
     # An empty log is a table that is being created; a missing log is damage.
-    if not names and not files.is_directory(folder):
+    if not names and not storage.is_directory(folder):
         raise damaged_file(folder, "is missing")
     commits = []
     checkpoints: dict[int, tuple[str, ...]] = {}
@@ -169,7 +171,7 @@ def find_checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...
     last = _read_last_checkpoint(path)
     if 0 <= last <= version:
         file = checkpoint_path(path, last)
-        if files.exists(file):
+        if storage_for(file).exists(file):
             return last, (file,)
     checkpoints = list_log(path).checkpoints
     last_version = max(
@@ -185,10 +187,11 @@ def latest_version(path: str) -> int:
     If a version of the log is already known, only the versions after it are checked.
     """
     path = make_absolute(path)
+    storage = storage_for(path)
     last_version = _LAST_VERSIONS.get(path)
     if storage_for(path).prefers_listing:
         return _list_latest_version(path, last_version)
-    if last_version is None or not files.exists(commit_path(path, last_version)):
+    if last_version is None or not storage.exists(commit_path(path, last_version)):
         log_files = list_log(path)
         last_version = log_files.latest
         # The last version has only a checkpoint. It is not remembered, since the next call would
@@ -196,7 +199,7 @@ def latest_version(path: str) -> int:
         if not log_files.commits or log_files.commits[-1] < last_version:
             return last_version
     # If only one commit is missing, the log is damaged; this is not the end of the log.
-    while files.exists(commit_path(path, last_version + 1)) or files.exists(
+    while storage.exists(commit_path(path, last_version + 1)) or storage.exists(
         commit_path(path, last_version + 2)
     ):
         last_version += 1
@@ -206,11 +209,12 @@ def latest_version(path: str) -> int:
 
 def _list_latest_version(path: str, last_version: int | None) -> int:
     """Return the last version in an object store, by listing the log from the last known version."""
+    storage = storage_for(path)
     if last_version is not None:
         # The number without suffix sorts before its commit file, so the listing starts with the
         # last known commit. If that is missing, another table replaced this one.
         before = f"{last_version:0{_VERSION_DIGITS}d}"
-        names = files.list_directory(os.path.join(path, LOG_FOLDER), after=before)
+        names = storage.list_directory(os.path.join(path, LOG_FOLDER), after=before)
         commits = set(map(_commit_version, names))
         if last_version in commits:
             # If only one commit is missing, the log is damaged; this is not the end of the log.
@@ -219,7 +223,7 @@ def _list_latest_version(path: str, last_version: int | None) -> int:
             _LAST_VERSIONS[path] = last_version
             return last_version
     _LAST_VERSIONS.pop(path, None)
-    if not files.is_directory(os.path.join(path, LOG_FOLDER)):
+    if not storage.is_directory(os.path.join(path, LOG_FOLDER)):
         return -1
     log_files = list_log(path)
     if log_files.commits and log_files.commits[-1] == log_files.latest:
@@ -230,7 +234,7 @@ def _list_latest_version(path: str, last_version: int | None) -> int:
 def _read_last_checkpoint(path: str) -> int:
     """Return the version in the file ``_last_checkpoint``, or -1 if it is missing or invalid."""
     try:
-        text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
+        text = storage_for(path).read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
         content = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return -1
@@ -262,8 +266,9 @@ def commit_sha256(path: str, version: int) -> str | None:
 
     A table that was restored from a backup and written again has other commits at equal versions.
     """
+    storage = storage_for(path)
     file = commit_path(path, version)
-    return hashlib.sha256(files.read_bytes(file)).hexdigest() if files.exists(file) else None
+    return hashlib.sha256(storage.read_bytes(file)).hexdigest() if storage.exists(file) else None
 
 
 def read_commit(file: str) -> Actions:

@@ -19,7 +19,7 @@ from featurestore.delta.log import (
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.location import make_absolute
 
 # Tiers end at 16 KiB, 128 KiB, ... 64 MiB. Eight files of a tier become about one file of the next
@@ -74,7 +74,11 @@ def remove_unneeded_files(
     # A write that took longer than _LONGEST_WRITE may just have been committed.
     candidates -= _files_added_between(path, latest + 1, latest_version(path))
     # A concurrent vacuum may already have removed some of the files.
-    removed = [file for file in sorted(candidates) if files.remove(file, below=make_absolute(path))]
+    removed = [
+        file
+        for file in sorted(candidates)
+        if storage_for(file).remove(file, below=make_absolute(path))
+    ]
     orphaned = datetime.fromtimestamp(orphan_cutoff_time(retain), UTC)
     storage_for(path).remove_unfinished(path, before=orphaned)
     return removed
@@ -89,7 +93,7 @@ def _find_unneeded_files(
     abandoned = orphan_cutoff_time(retain)
     return {
         file
-        for file in files.walk(make_absolute(path), enter=_is_data_folder)
+        for file in storage_for(path).walk(make_absolute(path), enter=_is_data_folder)
         if file.endswith(".parquet")
         and file not in needed
         and (file in committed or modification_time(file) < abandoned)
@@ -115,7 +119,7 @@ def _files_added_between(path: str, first: int, last: int) -> set[str]:
     """Return the files added in a version range; commits removed from the log are ignored."""
     added: set[str] = set()
     for version in range(first, last + 1):
-        if files.exists(commit_path(path, version)):
+        if storage_for(path).exists(commit_path(path, version)):
             added.update(added_files(path, version))
     return added
 
@@ -133,6 +137,6 @@ def orphan_cutoff_time(retain: datetime) -> float:
 def modification_time(file: str) -> float:
     """Return the modification time of a file in seconds since 1970, infinity if it is missing."""
     try:
-        return files.status(file).modified_ns / 1e9
+        return storage_for(file).status(file).modified_ns / 1e9
     except FileNotFoundError:  # removed by another vacuum or by a failed writer
         return math.inf

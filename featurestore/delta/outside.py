@@ -15,7 +15,7 @@ from featurestore.delta.checksums import Action
 from featurestore.delta.datafile import file_path, unsupported_feature_error
 from featurestore.delta.log import LOG_FOLDER, damaged_file, parse_actions, unreadable_file
 from featurestore.delta.table_state import read_checkpoint
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 _SUMMARY = re.compile(r"(?:\d{20}\.)?(?P<last>\d{20})\.(?P<type>checkpoint|compacted)\.")
 _ABSOLUTE = "p"
@@ -47,10 +47,10 @@ def check_files_inside(path: str, version: int, *, folder: str | None = None) ->
     folders = (path,) if folder is None else (path, folder)
 
     def check_target(file: str) -> None:
-        if not any(files.is_below(file, root) for root in folders):
+        if not any(storage_for(file).is_below(file, root) for root in folders):
             raise unsupported_feature_error(path, f"links to files outside its folder ({file})")
 
-    for name in files.list_directory(os.path.join(path, LOG_FOLDER)):
+    for name in storage_for(path).list_directory(os.path.join(path, LOG_FOLDER)):
         check_target(os.path.join(path, LOG_FOLDER, name))
     first, _ = log.find_checkpoint_before(path, version)
     for add in _added_files(path, max(first, 0), version):
@@ -62,14 +62,15 @@ def check_files_inside(path: str, version: int, *, folder: str | None = None) ->
 
 def _added_files(path: str, first: int, last: int) -> Iterator[Action]:
     """Yield the add actions in all files of the log between two versions."""
+    storage = storage_for(path)
     folder = os.path.join(path, LOG_FOLDER)
-    for name in files.list_directory(folder):
+    for name in storage.list_directory(folder):
         file = os.path.join(folder, name)
         if not first <= summarized_version(name) <= last:
             continue
         if ".compacted." in name:
             try:
-                actions = parse_actions(files.read_text(file))
+                actions = parse_actions(storage.read_text(file))
             except OSError as error:
                 raise unreadable_file(file, error) from error
             except (ValueError, RecursionError) as error:

@@ -28,7 +28,7 @@ from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import FeatureStoreError, SchemaMismatch, VersionVacuumed, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.location import make_absolute
 
 _SHOWN_RANGES = 10
@@ -153,7 +153,7 @@ def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None
     # In an object store, one listing replaces a request per file. It is empty for a local
     # directory.
     if len(checked_files) > 1:
-        listed_sizes = files.list_sizes(snapshot.path)
+        listed_sizes = storage_for(snapshot.path).list_sizes(snapshot.path)
     for file in checked_files:
         try:
             size = listed_sizes.get(file.path)
@@ -207,7 +207,7 @@ def unreadable_data_file_error(
 def vacuumed_file_error(file: str, *, version: int | None = None) -> VersionVacuumed | None:
     """Return the error for a file that a vacuum removed, or None in other cases."""
     path = _find_table_directory(file)
-    if path is None or files.exists(file):
+    if path is None or storage_for(file).exists(file):
         return None
     try:
         latest = read_snapshot(path)
@@ -250,7 +250,7 @@ def readable_versions(path: str) -> list[int]:
     # The missing files are updated commit by commit, so that each file is checked once and not once
     # per version.
     for file in read_snapshot(path, listed.earliest).files:
-        if not files.exists(file.path):
+        if not storage_for(file.path).exists(file.path):
             missing.add(file.log_path)
     readable = []
     for version in range(listed.earliest, listed.latest + 1):
@@ -259,7 +259,7 @@ def readable_versions(path: str) -> list[int]:
             for removed in log.actions_of_kind(actions, "remove"):
                 missing.discard(removed["path"])
             for added in log.actions_of_kind(actions, "add"):
-                if not files.exists(file_path(path, added["path"])):
+                if not storage_for(path).exists(file_path(path, added["path"])):
                     missing.add(added["path"])
         if not missing:
             readable.append(version)

@@ -38,7 +38,7 @@ from featurestore.delta.log import (
     unreadable_file,
 )
 from featurestore.errors import UnsupportedTable, listing
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 # Reader features that do not change the rows of listed files, or that are checked separately:
 # deletion vectors for each file, and column mapping by its mode.
@@ -284,7 +284,7 @@ def _read_sidecar(checkpoint: Checkpoint, path: str, name: str) -> None:
 
 def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
     """Add the actions of a JSON checkpoint; return the names of its sidecars."""
-    actions = parse_actions(files.read_text(file))
+    actions = parse_actions(storage_for(file).read_text(file))
     for protocol in actions_of_kind(actions, "protocol"):
         checkpoint.protocol = protocol
     for metadata in actions_of_kind(actions, "metaData"):
@@ -299,7 +299,7 @@ def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
     # Most logs have no checkpoint; the import takes as long as the replay of a short log.
     from pyarrow import parquet
 
-    file = parquet.ParquetFile(files.open_complete(path))
+    file = parquet.ParquetFile(storage_for(path).open_complete(path))
     names = set(file.schema_arrow.names)
     # Spark ignores the case of columns, so it would read actions that are not read below.
     readable_names = {name.lower() for name in _COLUMNS}

@@ -33,7 +33,7 @@ from featurestore.delta.table_state import Replay
 from featurestore.errors import FeatureStoreError, UnsupportedTable
 from featurestore.model.threads import independent_tasks
 from featurestore.model.verification import FileProblem
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 _READING_THREADS = 4
 # Delta removes old commits unless a table has this property, which tables of this library have.
@@ -116,7 +116,7 @@ def _verify_commits(result: TableVerification, listed: log.LogFiles) -> dict[int
             continue
         result.commits += 1
         try:
-            content = files.read_bytes(file)
+            content = storage_for(file).read_bytes(file)
             digest = check_commit(content)
             actions = log.parse_actions(content.decode())
             checksums = checksums_of(log.commit_info(actions))
@@ -370,7 +370,7 @@ def verify_file(path: str, added: AddedFile) -> Outcome:
     except (KeyError, TypeError, ValueError):
         return Outcome(file, "has an incomplete entry in the log")
     try:
-        size = files.status(file).size
+        size = storage_for(file).status(file).size
         if size != expected_size:
             return Outcome(file, f"has {size:,} bytes, but {expected_size:,} in the log")
         if checksum is None:
@@ -391,7 +391,7 @@ def _unreadable_reason(file: str, add: Action) -> str | None:
     options = {"page_checksum_verification"} & parameters.keys()
     try:
         with parquet.ParquetFile(
-            files.open_ranges(file), **dict.fromkeys(options, True)
+            storage_for(file).open_ranges(file), **dict.fromkeys(options, True)
         ) as parquet_file:
             rows = sum(batch.num_rows for batch in parquet_file.iter_batches())
     except (OSError, pa.ArrowException) as error:

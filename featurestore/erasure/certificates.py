@@ -33,7 +33,7 @@ from featurestore.model.times import utc_now
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 
 ACTION = "erase"
 CERTIFICATE_FORMAT = 1
@@ -46,9 +46,9 @@ _MASK_BYTES = 16
 def _create_key(session: Session) -> bytes:
     """Return the key of the store's certificates, which the first erasure creates."""
     path = os.path.join(session.paths.erasures, _KEY_FILE)
-    if not files.exists(path):
+    if not session.storage.exists(path):
         # Another process may be faster; its key is read then. The folder is private.
-        files.write_new(path, secrets.token_hex(_KEY_BYTES).encode())
+        session.storage.write_new(path, secrets.token_hex(_KEY_BYTES).encode())
     return _read_key(path)
 
 
@@ -59,7 +59,7 @@ def _find_key(session: Session) -> bytes:
         InvalidArgument: The store has issued no certificate.
     """
     path = os.path.join(session.paths.erasures, _KEY_FILE)
-    if not files.exists(path):
+    if not session.storage.exists(path):
         raise InvalidArgument(
             "This store has issued no certificate: it has no key of certificates.",
             hint="connect to the store of the erasure, or restore its folder _erasures",
@@ -69,7 +69,7 @@ def _find_key(session: Session) -> bytes:
 
 def _read_key(path: str) -> bytes:
     try:
-        key = bytes.fromhex(files.read_bytes(path).decode())
+        key = bytes.fromhex(storage_for(path).read_bytes(path).decode())
     except ValueError as error:
         raise StorageError(
             f"The key of the certificates {path!r} is damaged.", hint="restore it from a backup"

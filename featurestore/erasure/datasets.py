@@ -25,7 +25,7 @@ from featurestore.recovery.pins import finished_datasets
 from featurestore.registry import origins, training_datasets
 from featurestore.registry.artifacts import models
 from featurestore.registry.origins import DATASET, Object
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import read_annotations, read_manifest
 from featurestore.training.catalog import remove
@@ -135,12 +135,13 @@ def _stored_batches(
 
 
 def _count_quarantined(scan: Scan, name: str, directory: str) -> int:
+    storage = storage_for(directory)
     from pyarrow import parquet
 
     rows = 0
-    for file in files.walk(os.path.join(directory, QUARANTINE)):
+    for file in storage.walk(os.path.join(directory, QUARANTINE)):
         if file.endswith(".parquet"):
-            table = parquet.read_table(files.open_complete(file))
+            table = parquet.read_table(storage.open_complete(file))
             columns = scan.entities.key_columns(table.schema.names, owner=name)
             for batch in table.to_batches():
                 if scan.entities.is_searchable(columns):
@@ -163,7 +164,7 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
                 Object(DATASET, manifest.name, run.version),
                 [Object(DATASET, manifest.name, manifest.version)],
             )
-        files.make_directory(session.paths.staging)
+        storage_for(session.paths.staging).make_directory(session.paths.staging)
         relation = _stage_other_rows(scan, manifest, directory, run)
         provenance = RowProvenance(
             plan=_clean(scan, manifest.plan),

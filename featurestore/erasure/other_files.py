@@ -27,7 +27,7 @@ from featurestore.recovery.pins import finished_datasets
 from featurestore.registry import intents
 from featurestore.registry.opening import REGISTRY_FILE
 from featurestore.session import Session
-from featurestore.storage import files, revisions
+from featurestore.storage import revisions, storage_for
 from featurestore.storage.manifests import ANNOTATIONS_FILE, annotations_path
 
 _AREAS: dict[str, tuple[str, Action]] = {
@@ -79,16 +79,16 @@ class OtherFiles:
                 continue
             if action == "remove":
                 if not _is_being_written(scan, path):
-                    files.remove(path, below=location)
+                    storage_for(path).remove(path, below=location)
                 continue
-            text = files.read_bytes(path).decode("utf-8", "surrogateescape")
+            text = storage_for(path).read_bytes(path).decode("utf-8", "surrogateescape")
             cleaned = scan.entities.remove_from(text.encode("utf-8", "replace").decode())
-            files.write_atomically(path, cleaned.encode())
+            storage_for(path).write_atomically(path, cleaned.encode())
 
 
 def _files(session: Session) -> Iterator[str]:
     """Yield the files of a store that no other area searches."""
-    for name in files.list_directory(session.location):
+    for name in session.storage.list_directory(session.location):
         path = os.path.join(session.location, name)
         if name in _SEARCHED_ELSEWHERE or name.startswith(REGISTRY_FILE):
             continue
@@ -111,19 +111,21 @@ def _files_outside(directories: Set[str], root: str) -> Iterator[str]:
 
     A killed write, a removal or a backup may have left them without a log or manifest.
     """
-    for name in files.list_directory(root):
+    storage = storage_for(root)
+    for name in storage.list_directory(root):
         folder = os.path.join(root, name)
-        if not files.is_directory(folder):
+        if not storage.is_directory(folder):
             yield folder
-        for entry in files.list_directory(folder):
+        for entry in storage.list_directory(folder):
             path = os.path.join(folder, entry)
             if path not in directories:
                 yield from _files_at(path)
 
 
 def _files_at(path: str) -> Iterator[str]:
-    if files.is_directory(path):
-        yield from files.walk(path)
+    storage = storage_for(path)
+    if storage.is_directory(path):
+        yield from storage.walk(path)
     else:
         yield path
 
@@ -161,7 +163,7 @@ def has_value(path: str, entities: Entities) -> bool:
 def _parquet_has_value(path: str, entities: Entities) -> bool:
     from pyarrow import parquet
 
-    reader = parquet.ParquetFile(files.open_complete(path))
+    reader = parquet.ParquetFile(storage_for(path).open_complete(path))
     columns = entities.key_columns(reader.schema_arrow.names)
     for batch in reader.iter_batches():
         if entities.is_searchable(columns) and entities.matches(batch, columns).true_count:
@@ -176,15 +178,16 @@ def _parquet_has_value(path: str, entities: Entities) -> bool:
 
 def _chunks(path: str) -> Iterator[bytes]:
     """Yield the bytes of a file in overlapping chunks, and those of compressed content."""
+    storage = storage_for(path)
     start = b""
-    for chunk in _overlapping(files.read_chunks(path)):
+    for chunk in _overlapping(storage.read_chunks(path)):
         start = start or chunk[:4]
         yield chunk
     if start == b"PK\x03\x04":
-        yield from _zip_members(files.read_bytes(path))
+        yield from _zip_members(storage.read_bytes(path))
     codec = _CODECS.get(start[:2])
     if codec is not None:
-        yield from _decompress(files.read_bytes(path), codec)
+        yield from _decompress(storage.read_bytes(path), codec)
 
 
 def _overlapping(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -38,7 +38,7 @@ from featurestore.recovery.pins import RECLAIM, versions_pinned_by_exports
 from featurestore.registry import intents
 from featurestore.session import Session
 from featurestore.statistics.state import state_from_bytes
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.usersql import predicate
 from featurestore.usersql.text import quote
 
@@ -101,8 +101,8 @@ class TableMatches:
 def group_tables(session: Session) -> Iterator[Table]:
     """Yield the tables of all feature groups in the location, registered or not."""
     root = session.paths.featuregroups
-    for group in files.list_directory(root):
-        for entry in files.list_directory(os.path.join(root, group)):
+    for group in session.storage.list_directory(root):
+        for entry in session.storage.list_directory(os.path.join(root, group)):
             name, area = entry, GROUPS
             if entry.endswith(_QUARANTINE_SUFFIX):
                 name, area = entry.removesuffix(_QUARANTINE_SUFFIX), QUARANTINE
@@ -199,7 +199,7 @@ def read_columns(file: str, table_path: str, names: Sequence[str]) -> Iterator[p
 
     partition = partition_of(os.path.dirname(file), table_path)
     try:
-        reader = parquet.ParquetFile(files.open_complete(file))
+        reader = parquet.ParquetFile(storage_for(file).open_complete(file))
     except (pa.ArrowInvalid, OSError):  # a killed writer left an incomplete file
         return
     stored_names = [name for name in names if name in reader.schema_arrow.names]
@@ -341,16 +341,16 @@ def _remove_files(table: Table, matches: TableMatches) -> None:
     """
     current = {file.path for file in read_snapshot(table.path).files}
     for file in set(matches.files) - current:
-        files.remove(file, below=table.path)
+        storage_for(file).remove(file, below=table.path)
         # Spark on a local disk writes a checksum for each file.
         folder, name = os.path.split(file)
-        files.remove(os.path.join(folder, f".{name}.crc"), below=table.path)
+        storage_for(folder).remove(os.path.join(folder, f".{name}.crc"), below=table.path)
     emptied = {os.path.dirname(file) for file in matches.files}
     for folder in list(unused_partitions(table.path)):
         if folder in matches.folders or any(
             f"{path}/".startswith(f"{folder}/") for path in emptied
         ):
-            files.remove(folder, below=table.path)
+            storage_for(folder).remove(folder, below=table.path)
 
 
 # -- statistics -------------------------------------------------------------------------------
@@ -380,9 +380,9 @@ class StoredStatistics:
 
 def _statistics_with_values(scan: Scan, table: Table) -> Iterator[str]:
     # The states of windows are in a folder.
-    for path in files.walk(f"{table.path}{STATISTICS_SUFFIX}"):
+    for path in storage_for(table.path).walk(f"{table.path}{STATISTICS_SUFFIX}"):
         scan.scanned[STATISTICS] += 1
-        content = files.read_bytes(path)
+        content = storage_for(path).read_bytes(path)
         if scan.entities.occurs_in(content) or (
             path.endswith(".state") and _has_sample(scan, table, content)
         ):
@@ -405,5 +405,5 @@ def _has_sample(scan: Scan, table: Table, content: bytes) -> bool:
 def remove_statistics(session: Session, table: Table) -> None:
     """Remove all stored statistics of a group; the next request computes them again."""
     directory = f"{table.path.removesuffix(_QUARANTINE_SUFFIX)}{STATISTICS_SUFFIX}"
-    if files.exists(directory):
-        files.remove(directory, below=session.location)
+    if session.storage.exists(directory):
+        session.storage.remove(directory, below=session.location)

@@ -20,7 +20,7 @@ from featurestore.registry import experiments as index
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import RUN
 from featurestore.registry.stored_errors import restore_names, text_for_readers
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.failures import warn_after_publication
 
 if TYPE_CHECKING:
@@ -154,14 +154,15 @@ def read_metrics(directory: str) -> list[MetricValue]:
         RunDamaged: A line of the metrics file is damaged, or the file was shortened or removed
             after the run had ended.
     """
+    storage = storage_for(directory)
     path = os.path.join(directory, METRICS_FILE)
     # Checksums of lines do not show that the last lines are missing.
     run_files.check_files(directory, record_files.read_run(directory), below=[METRICS_FILE])
-    if not files.exists(path):
+    if not storage.exists(path):
         return []
     try:
         # Invalid bytes are replaced, so that the checksum of the line detects them as damage.
-        return parse_metrics(files.read_bytes(path).decode("utf-8", "replace"))
+        return parse_metrics(storage.read_bytes(path).decode("utf-8", "replace"))
     except MalformedJson as error:
         raise run_files.damaged_file(path, str(error)) from error
 
@@ -186,7 +187,7 @@ def list_artifacts(directory: str) -> Sequence[str]:
     """List the checkpoints, models and event files of a run, relative to its directory."""
     artifacts = []
     for folder in ("checkpoints", "artifacts", "tensorboard"):
-        for name in files.list_directory(os.path.join(directory, folder)):
+        for name in storage_for(directory).list_directory(os.path.join(directory, folder)):
             # Names with a leading dot are checkpoints and models that are being written.
             if not name.startswith(".") and name != "heartbeats":
                 artifacts.append(f"{folder}/{name}")

@@ -25,7 +25,7 @@ from featurestore.experiments.run_files import (
 )
 from featurestore.experiments.tasks import PARAMETER_SERVER, seed_tensorflow
 from featurestore.model.json_object import JsonDict, JsonMapping
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from featurestore.experiments.reading import RunReader
@@ -105,7 +105,7 @@ class Context:
         are removed when their workers end.
         """
         directory = self._artifact_dir_of(self.worker)
-        files.make_directory(directory)
+        storage_for(directory).make_directory(directory)
         return directory
 
     def _artifact_dir_of(self, worker: int) -> str:
@@ -406,7 +406,9 @@ class Context:
         if "_reports" in vars(self):
             self._reports.close()
         if self.worker > 0:
-            files.remove(self._artifact_dir_of(self.worker), below=self.task.run)
+            storage_for(self._artifact_dir_of(self.worker)).remove(
+                self._artifact_dir_of(self.worker), below=self.task.run
+            )
 
     @cached_property
     def _reports(self) -> Reports:

@@ -33,7 +33,7 @@ from featurestore.model.run_record import RunDataset, RunRecord, State
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher
 from featurestore.readers.checkpoint import newest_checkpoint
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.appending import read_last_lines
 from featurestore.training.dataset import TrainingDataset
 
@@ -250,7 +250,7 @@ def run_attempts(execution: _Execution) -> RunRecord:
     """Start the workers until they finish, fail or use up the retries; write the record."""
     session, record, attempt_end = execution.session, execution.record, None
     retries = int(record.settings["retries"])
-    files.make_directory(execution.directory)
+    storage_for(execution.directory).make_directory(execution.directory)
     with status.lock_driver(execution.directory):
         catalog.save(session, record)
         try:
@@ -426,5 +426,5 @@ def load_run_dataset(session: Session, record: RunRecord) -> TrainingDataset | N
     if run_dataset is None:
         return None
     path = session.training_dataset_path(run_dataset.name, run_dataset.version)
-    dataset = TrainingDataset.open(path if files.exists(path) else run_dataset.path)
+    dataset = TrainingDataset.open(path if session.storage.exists(path) else run_dataset.path)
     return replace(dataset, session=session)

@@ -20,7 +20,7 @@ from featurestore.experiments import catalog, run_files
 from featurestore.experiments.run import Run
 from featurestore.model.json_object import parse_object
 from featurestore.model.run_record import RunRecord
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 RUN_TAG = "featurestore.run_id"
 FOLDERS = ("artifacts", "tensorboard", "checkpoints", "logs")
@@ -128,7 +128,7 @@ class _Mirror:
         client.log_dict(mirrored, parse_object(run.record.to_bytes()), "run.json")
         for folder in self.artifacts:
             path = os.path.join(run.path, folder)
-            if files.list_directory(path):
+            if storage_for(path).list_directory(path):
                 # A symbolic link must not upload files from outside the run.
                 run_files.check_own_files(run.path, folder)
                 client.log_artifacts(mirrored, path, folder)

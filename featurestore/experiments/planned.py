@@ -22,7 +22,6 @@ from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.records import Record
 from featurestore.model.run_record import RunRecord
 from featurestore.plugins.launcher import find_launcher
-from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def run_planned(
         request, settings={"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
     )
     directory = catalog.run_directory(session, record)
-    files.make_directory(directory)
+    session.storage.make_directory(directory)
     # Other processes show the study as running as long as this one has the lock.
     with status.lock_driver(directory):
         catalog.save(session, record)

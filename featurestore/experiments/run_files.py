@@ -26,7 +26,7 @@ from featurestore.errors import (
 )
 from featurestore.model.json_object import JsonMapping
 from featurestore.model.run_record import METRICS_FILE, RunRecord, format_metrics_line
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.appending import AppendedFile
 from featurestore.storage.locks import host_name
 
@@ -169,6 +169,7 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
     Raises:
         InvalidArgument: The library of the model is unknown, or the file name is invalid.
     """
+    storage = storage_for(directory)
     model_format = format_of(model)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgument(
@@ -185,17 +186,17 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
             with tempfile.TemporaryDirectory(prefix="featurestore-") as discarded:
                 model_format.write(model, os.path.join(discarded, file_name))
         return published
-    files.make_directory(directory)
+    storage.make_directory(directory)
     # Left by a worker that was killed while it saved.
     for stale in temporary_directories(directory):
-        files.remove(stale, below=directory)
+        storage_for(stale).remove(stale, below=directory)
     # In the target directory, because a rename is atomic only within one file system.
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=directory) as temporary_directory:
         temporary = os.path.join(temporary_directory, file_name)
         model_format.write(model, temporary)
-        if files.is_directory(published):  # a rename cannot replace a folder
-            files.remove(published, below=directory)
-        files.rename(temporary, published)
+        if storage.is_directory(published):  # a rename cannot replace a folder
+            storage.remove(published, below=directory)
+        storage_for(temporary).rename(temporary, published)
     return published
 
 
@@ -229,7 +230,7 @@ def format_of(model: Any) -> ModelFormat:
     jax_export = sys.modules.get("jax.export")
     if jax_export is not None and isinstance(model, jax_export.Exported):
         return ModelFormat(
-            ".jax", lambda model, path: files.write_atomically(path, model.serialize())
+            ".jax", lambda model, path: storage_for(path).write_atomically(path, model.serialize())
         )
     if _is_torch(model):
         # The state of a sharded module is gathered from all workers.
@@ -264,7 +265,7 @@ def _write_torch(model: Any, path: str) -> None:
 def _write_spark(model: Any, path: str) -> None:
     # Spark resolves a path without a scheme in its default file system, which may be HDFS.
     model.write().overwrite().save(Path(path).absolute().as_uri())
-    if not files.is_directory(path):
+    if not storage_for(path).is_directory(path):
         raise InvalidArgument(
             f"Spark wrote the model on executors that cannot access {os.path.dirname(path)!r}.",
             hint="keep the store in a directory that the driver and all executors can access",
@@ -296,15 +297,16 @@ def checksums_below(directory: str, folder: str) -> dict[str, str]:
 
     Symbolic links are skipped, since they may lead outside the run.
     """
+    storage = storage_for(directory)
     checksums = {}
     top = os.path.join(directory, folder)
-    if files.is_link(top):
+    if storage.is_link(top):
         return {}
-    if files.is_file(top):
+    if storage.is_file(top):
         return {folder: files.sha256(top)}
     # Skip the incomplete saves of killed workers.
-    for path in files.walk(top, enter=lambda name: not name.startswith(TEMPORARY)):
-        if files.is_file(path) and not files.is_link(path):
+    for path in storage.walk(top, enter=lambda name: not name.startswith(TEMPORARY)):
+        if storage.is_file(path) and not storage.is_link(path):
             checksums[_relative(path, directory)] = files.sha256(path)
     return checksums
 
@@ -354,8 +356,8 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
         if not any(relative == name or relative.startswith(f"{name}/") for name in below):
             continue
         # The record is a file that users can edit, so its paths may lead outside.
-        path = files.resolve_inside(directory, relative)
-        if not files.exists(path):
+        path = storage_for(directory).resolve_inside(directory, relative)
+        if not storage_for(path).exists(path):
             raise damaged_file(path, "it is missing")
         if files.sha256(path) != digest:
             raise damaged_file(path, "it was shortened or changed since the run ended")
@@ -367,9 +369,10 @@ def check_own_files(directory: str, relative: str) -> None:
     Raises:
         StorageError: The path, or a path below it, is a symbolic link or leads outside.
     """
-    top = files.resolve_inside(directory, relative)
-    for path in files.walk(top):
-        files.resolve_inside(directory, _relative(path, directory))
+    storage = storage_for(directory)
+    top = storage.resolve_inside(directory, relative)
+    for path in storage_for(top).walk(top):
+        storage.resolve_inside(directory, _relative(path, directory))
 
 
 def check_tensorboard(directory: str) -> None:
@@ -380,7 +383,7 @@ def check_tensorboard(directory: str) -> None:
     Raises:
         UntrustedModel: The directory contains a projector configuration.
     """
-    for path in files.walk(directory):
+    for path in storage_for(directory).walk(directory):
         if os.path.basename(path) == PROJECTOR_FILE:
             raise UntrustedModel(
                 f"{path!r} refers to files that TensorBoard would serve.",
@@ -398,7 +401,7 @@ def damaged_file(path: str, reason: str) -> RunDamaged:
 
 def temporary_directories(directory: str) -> Iterator[str]:
     """Yield the directories that interrupted saves left in a folder."""
-    for name in files.list_directory(directory):
+    for name in storage_for(directory).list_directory(directory):
         if name.startswith(TEMPORARY):
             yield os.path.join(directory, name)
 

@@ -19,7 +19,7 @@ from featurestore.model.json_object import JsonMapping, MalformedJson
 from featurestore.model.records import Record
 from featurestore.model.run_record import State
 from featurestore.plugins.launcher import RunningGang
-from featurestore.storage import files, locks
+from featurestore.storage import files, locks, storage_for
 from featurestore.storage.appending import read_last_lines
 from featurestore.storage.supervised import describe_exit
 
@@ -127,7 +127,7 @@ def write_status(task: Task, status: WorkerStatus) -> None:
 def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
     """Read the status of a process in an attempt; None before it has started."""
     path = status_path(run, number)
-    if not files.exists(path):
+    if not storage_for(path).exists(path):
         return None
     try:
         status = WorkerStatus.from_json(files.read_json(path))

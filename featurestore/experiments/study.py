@@ -26,7 +26,6 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.run_record import RunRecord
 from featurestore.plugins.launcher import Launcher, find_launcher
-from featurestore.storage import files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -269,7 +268,7 @@ def run_study(
         sampling, record.params, record.settings["trials"], request.metric, record.seed
     )
     directory = catalog.run_directory(session, record)
-    files.make_directory(directory)
+    session.storage.make_directory(directory)
     with status.lock_driver(directory):
         # Listed under the lock, since a previous driver adds trials until it ends.
         past_trials = catalog.find(session, parent=record.id)

@@ -28,7 +28,7 @@ from featurestore.experiments.tasks import CHIEF, Task, seed_all
 from featurestore.model.json_object import JsonObject
 from featurestore.model.run_record import State
 from featurestore.plugins.worker_port import connect_to_driver
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.appending import open_log
 
 EXIT_FAILED = 1
@@ -183,7 +183,7 @@ def serve_trials(settings: JsonObject, dumped: bytes) -> None:
 def _trial_output(run: str) -> Iterator[None]:
     """Redirect stdout and stderr to the trial's log, and enter its working directory."""
     working_directory = os.path.join(run, "work", "worker-00000")
-    files.make_directory(working_directory)
+    storage_for(working_directory).make_directory(working_directory)
     previous_directory = os.getcwd()
     # Redirect the descriptors, so that the output of C libraries and child processes is logged,
     # too.

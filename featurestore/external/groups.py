@@ -34,9 +34,9 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups, sources
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.grants import acting_group, authorize, grant
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 _TABLE, _PARTS_DIRECTORY = "rows", "parts"
 # Sources of frames that were passed to other libraries; their rows remain until the process ends.
@@ -89,7 +89,7 @@ class LiveSource(Source):
             if self._directory is None:
                 directory = self._stage()
                 object.__setattr__(self, "_directory", directory)
-                weakref.finalize(self, files.remove_temporary, directory)
+                weakref.finalize(self, remove_temporary, directory)
             return os.path.join(str(self._directory), _TABLE)
 
     @property
@@ -142,7 +142,7 @@ class LiveSource(Source):
             finally:
                 engine.release(rows)
         except BaseException:
-            files.remove_temporary(directory)
+            remove_temporary(directory)
             raise
         return directory
 
@@ -283,7 +283,7 @@ def get_registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpe
 def create_scratch_directory(session: Session) -> str:
     """Create a directory that every process of the engine can access."""
     if not session.engine.is_distributed:
-        return files.temporary_directory()
+        return temporary_directory()
     directory = session.paths.stage(uuid.uuid4().hex)
-    files.make_directory(directory)
+    session.storage.make_directory(directory)
     return directory

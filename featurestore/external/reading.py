@@ -31,7 +31,7 @@ from featurestore.plugins.source import (
     find_source,
 )
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.grants import acting_source, authorize, secret_reader
 
 _log = logging.getLogger("featurestore.sources")
@@ -103,7 +103,7 @@ class StoredDecisions:
     def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the decision for a key, or None if there is none yet."""
         path = self._path(key)
-        if not files.exists(path):
+        if not storage_for(path).exists(path):
             return None
         decision = files.read_json(path)
         if not isinstance(decision, dict):
@@ -117,7 +117,7 @@ class StoredDecisions:
         """Store a decision and return it, or the decision that another process stored first."""
         path = self._path(key)
         try:
-            files.write_new(path, files.json_bytes(decision))
+            storage_for(path).write_new(path, files.json_bytes(decision))
         except OSError as error:
             # Users with read-only access to the store may also read its sources.
             _log.warning("The decision for source %r was not stored: %s", self.source, error)

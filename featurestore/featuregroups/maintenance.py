@@ -39,7 +39,6 @@ from featurestore.recovery.pins import (
 from featurestore.registry import featuregroups, jobs
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 from featurestore.usersql import fix_clock, predicate
 
@@ -249,7 +248,7 @@ def verify(
     result = verify_table(path, sample=sample, witnesses=_witnesses(session, name, version))
     problems, unverified = list(result.problems), list(result.unverified)
     quarantine = session.quarantine_path(name, version)
-    if files.exists(os.path.join(quarantine, LOG_FOLDER)):
+    if session.storage.exists(os.path.join(quarantine, LOG_FOLDER)):
         refused_rows = verify_table(quarantine, sample=sample)
         folder = os.path.basename(quarantine)
         problems += [

@@ -29,7 +29,6 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import parse_version_directory
 from featurestore.registry import featuregroups
 from featurestore.session import FEATUREGROUPS, Session
-from featurestore.storage import files
 
 # The type of ``as_of=``: a Delta version, or an instant that selects the latest version at that
 # time.
@@ -247,7 +246,7 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
     folder = os.path.join(session.location, FEATUREGROUPS, name)
     # Folders are listed as well, because a lost registry does not contain all versions. A folder
     # without data is the rest of a failed creation.
-    for entry in files.list_directory(folder):
+    for entry in session.storage.list_directory(folder):
         directory = claims.version_entry_name(entry)
         number, path = parse_version_directory(directory), os.path.join(folder, directory)
         if number is not None and (GROUPS.is_published(path) or claims.is_abandoned(path)):

@@ -68,7 +68,6 @@ from featurestore.registry.recorded_reads import recording
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.storage import files
 
 # Selects the windows to compute, while holding the lease.
 WindowSelector = Callable[[Session, RegisteredJob], Sequence[Window]]
@@ -181,7 +180,7 @@ def _read_stream(
             with session.registry.transaction() as connection:
                 runs.delete_run(connection, record.run_id)
             if record.log is not None:
-                files.remove(record.log, below=session.logs_path)
+                session.storage.remove(record.log, below=session.logs_path)
             return outcome
         outcome.runs.append(record)
         if record.state != runs.DONE:

@@ -48,7 +48,7 @@ from featurestore.session import Session
 from featurestore.sources.frame import build_query, check_time
 from featurestore.sources.registration import get
 from featurestore.sources.registration import get as source_of
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 _log = logging.getLogger("featurestore.jobs")
 
@@ -422,7 +422,7 @@ def fingerprint_files(paths: Iterable[str]) -> str:
     for file in paths:
         # Sizes and times are compared instead of contents, which would have to be read for every
         # run.
-        status = files.status(file)
+        status = storage_for(file).status(file)
         digest.update(f"{file} {status.size} {status.modified_ns}\n".encode())
     return digest.hexdigest()
 
@@ -430,7 +430,7 @@ def fingerprint_files(paths: Iterable[str]) -> str:
 def parquet_files(path: str) -> Iterator[str]:
     """Yield the Parquet files below a folder, in path order."""
     # The fingerprint hashes the files in this order, which must not depend on the storage.
-    for file in sorted(files.walk(path), key=os.path.split):
+    for file in sorted(storage_for(path).walk(path), key=os.path.split):
         if file.endswith(".parquet"):
             yield file
 
@@ -439,7 +439,7 @@ def read_time_bounds(file: str, column: str) -> TimeBounds | None:
     """Return the bounds of a Parquet column, or None if the file footer lacks them."""
     from pyarrow import parquet
 
-    metadata = parquet.read_metadata(files.open_ranges(file))
+    metadata = parquet.read_metadata(storage_for(file).open_ranges(file))
     index = metadata.schema.to_arrow_schema().get_field_index(column)
     if index < 0:
         return None
@@ -467,10 +467,11 @@ def read_file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int
 
     Times are microseconds since 1970.
     """
+    storage = storage_for(file)
     from pyarrow import parquet
 
-    rows = parquet.read_metadata(files.open_ranges(file)).num_rows
-    size = files.status(file).size
+    rows = parquet.read_metadata(storage.open_ranges(file)).num_rows
+    size = storage.status(file).size
     if column is None:
         return rows, size, None
     bounds = read_time_bounds(file, column)

@@ -59,7 +59,7 @@ from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.grants import acting_job, acting_job_file, authorize, grant
 from featurestore.streams import check_stream_job
 
@@ -333,7 +333,7 @@ def _registered_module(name: str, file: JobFile) -> ModuleType:
     origin, path = file.origin, file.file
     if path is None:
         return _module_in_memory(name, origin)
-    if not files.is_file(path):
+    if not storage_for(path).is_file(path):
         raise InvalidJob(
             f"Job {name!r} is defined in {path}, which does not exist.",
             hint=f"featurestore job register path/to/jobs.py, or: featurestore job remove {name}",
@@ -378,11 +378,12 @@ def _iter_modules(
         yield module_or_path, _describe_module_file(module_or_path)
         return
     path = os.path.abspath(os.path.expanduser(os.fspath(module_or_path)))
-    if files.is_directory(path):
-        for name in files.list_directory(path):
+    storage = storage_for(path)
+    if storage.is_directory(path):
+        for name in storage.list_directory(path):
             if name.endswith(".py") and not name.startswith("_"):
                 yield load_module_file(os.path.join(path, name))
-    elif files.is_file(path):
+    elif storage.is_file(path):
         yield load_module_file(path)
     else:
         module = _import_module(os.fspath(module_or_path))
@@ -392,7 +393,7 @@ def _iter_modules(
 def _describe_module_file(module: ModuleType) -> JobFile:
     """Return the file of a loaded module; the origin of a script is its path."""
     file = getattr(module, "__file__", None)
-    if file is None or not files.is_file(file):
+    if file is None or not storage_for(file).is_file(file):
         return JobFile(module.__name__, None, None)
     path = os.path.abspath(file)
     origin = path if module.__name__ == "__main__" else module.__name__
@@ -430,7 +431,7 @@ def load_module_file(path: str, *, expected: str | None = None) -> tuple[ModuleT
     """
     name = module_name(path)
     with _loading:
-        source = files.read_bytes(path)
+        source = storage_for(path).read_bytes(path)
         sha256 = hashlib.sha256(source).hexdigest()
         _check_unchanged(sha256, expected, path)
         file = JobFile(path, path, sha256)

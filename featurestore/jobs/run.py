@@ -45,7 +45,7 @@ from featurestore.registry.recorded_reads import ReadRecorder, recording
 from featurestore.registry.runs import Run
 from featurestore.registry.stored_errors import LogRedactor, message_of, text_for_readers
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.training import catalog
 
 try:
@@ -379,7 +379,7 @@ def _log_to_file(path: str, *, redact: LogRedactor) -> Iterator[None]:
     ``redact`` removes details of the machine, and names from warnings, errors and tracebacks.
     """
     thread = threading.get_ident()
-    with files.growing_file(path) as local_path:
+    with storage_for(path).growing_file(path) as local_path:
         handler = logging.FileHandler(local_path, encoding="utf-8")
         handler.setFormatter(_LogFormatter(redact))
         # Other threads of the process run other jobs, which have their own files.

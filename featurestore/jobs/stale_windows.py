@@ -35,7 +35,7 @@ from featurestore.registry import runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import WindowState
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 
 def find_all_stale(session: Session, job: RegisteredJob) -> list[Window]:
@@ -144,7 +144,7 @@ def _find_table_changes(pinned: PinnedInput, before: int, now: int) -> Iterator[
     for version in range(before + 1, now + 1):
         file = commit_path(pinned.path, version)
         # Delta removes old commit files after the log retention, so their changes are unknown.
-        if not files.exists(file):
+        if not storage_for(file).exists(file):
             yield _EVERYTHING
             return
         actions = read_commit(file)
@@ -214,7 +214,7 @@ def _find_file_changes(
     """
     old, new = [], []
     for file in parquet_files(pinned.path):
-        modified = files.status(file).modified_ns // 1000
+        modified = storage_for(file).status(file).modified_ns // 1000
         if modified >= to_micros(since):
             new.append(file)
         else:

@@ -24,7 +24,7 @@ from featurestore.model.times import Window, duration_from_json, duration_to_jso
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.streams.opening import describe_column_changes
 
 
@@ -232,7 +232,7 @@ def iter_job_commits(session: Session, spec: JobSpec) -> Iterator[tuple[int, Job
 
 def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
     """Return the commits that wrote windows of ``job`` (any job if None), newest first."""
-    if not files.is_directory(path):
+    if not storage_for(path).is_directory(path):
         return []
     commits = []
     for commit in read_history(path):

@@ -24,7 +24,7 @@ from featurestore.errors import ThreadsUnavailable, missing_extra
 from featurestore.model.threads import start_thread
 from featurestore.plugins import observers
 from featurestore.plugins.observers import Work
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from featurestore.plugins.observers import Observer
@@ -79,7 +79,7 @@ def _settings() -> tuple[tuple[str, str], ...]:
         return ()
     for folder in (os.getcwd(), os.path.expanduser("~/.openlineage")):
         path = os.path.join(folder, _FILE)
-        if files.exists(path):
+        if storage_for(path).exists(path):
             entries.append((_FILE, path))
     if not any(name in variables for name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")):
         transports = [name for name, _ in entries if name.startswith("OPENLINEAGE__TRANSPORT")]

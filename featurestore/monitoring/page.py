@@ -16,7 +16,7 @@ from featurestore.model.display import escape_line
 from featurestore.model.finding import Finding
 from featurestore.model.monitor_report import BinShares, MonitorReport
 from featurestore.model.times import format_duration
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 _WIDTH, _HEIGHT, _LOW = 180.0, 60.0, 36.0
 _MAX_BARS = 20
@@ -179,7 +179,9 @@ class MonitorPage:
         'weather.html'
         """
         target = os.fspath(path)
-        files.write_atomically(os.path.abspath(target), self.to_html().encode())
+        storage_for(os.path.abspath(target)).write_atomically(
+            os.path.abspath(target), self.to_html().encode()
+        )
         return target
 
 

@@ -21,7 +21,7 @@ from featurestore.readers.evaluation import refuse_metrics_over_padding
 from featurestore.readers.heartbeat import Heartbeat
 from featurestore.readers.tensorflow import KerasModel, Strategy
 from featurestore.readers.transformed import refuse_bytes_labels
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -86,18 +86,19 @@ class ReaderCheckpoint:
         # Reading a variable may reduce it over all workers, so every worker writes a copy. Only
         # the first worker's copy is published.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
+        storage = storage_for(temporary)
         # Left by a worker that was killed while it saved this step.
-        files.remove(temporary, below=self.directory)
-        files.make_directory(temporary)
+        storage.remove(temporary, below=self.directory)
+        storage.make_directory(temporary)
         self._write(temporary)
         if self.worker > 0:
-            files.remove(temporary, below=self.directory)
+            storage.remove(temporary, below=self.directory)
             return
         files.write_json(os.path.join(temporary, STATE_FILE), state)
         final = os.path.join(self.directory, name)
         # A rename cannot replace a directory. A resumed run may save the same step again.
-        files.remove(final, below=self.directory)
-        files.rename(temporary, final)
+        storage_for(final).remove(final, below=self.directory)
+        storage.rename(temporary, final)
         self._prune()
 
     def latest(self) -> str | None:
@@ -314,8 +315,9 @@ class ReaderCheckpoint:
 
     def _write(self, directory: str) -> None:
         """Write the objects and the callback states to a directory."""
+        storage = storage_for(directory)
         if self._callback_states is not None:
-            files.write_atomically(os.path.join(directory, _CALLBACKS), self._callback_states)
+            storage.write_atomically(os.path.join(directory, _CALLBACKS), self._callback_states)
         if not self.objects:
             return
         if not _are_numpy_arrays(self.objects):
@@ -325,12 +327,13 @@ class ReaderCheckpoint:
             return
         content = io.BytesIO()
         np.savez(content, **self.objects)
-        files.write_atomically(os.path.join(directory, _ARRAYS), content.getvalue())
+        storage.write_atomically(os.path.join(directory, _ARRAYS), content.getvalue())
 
     def _read(self, directory: str) -> None:
         """Restore the objects and the callback states from a directory."""
+        storage = storage_for(directory)
         callbacks = os.path.join(directory, _CALLBACKS)
-        self._restored_states = files.read_bytes(callbacks) if files.exists(callbacks) else None
+        self._restored_states = storage.read_bytes(callbacks) if storage.exists(callbacks) else None
         if not self.objects:
             return
         if not _are_numpy_arrays(self.objects):
@@ -338,7 +341,7 @@ class ReaderCheckpoint:
 
             read_objects(os.path.join(directory, _PREFIX), self.objects)
             return
-        content = io.BytesIO(files.read_bytes(os.path.join(directory, _ARRAYS)))
+        content = io.BytesIO(storage.read_bytes(os.path.join(directory, _ARRAYS)))
         # Pickled arrays could run code when they are loaded.
         with np.load(content, allow_pickle=False) as saved:
             for name, array in self.objects.items():
@@ -366,7 +369,9 @@ class ReaderCheckpoint:
     def _prune(self) -> None:
         for name in _checkpoints(self.directory)[: -self.keep]:
             if name != self.begin:  # another worker may not have restored it yet
-                files.remove(os.path.join(self.directory, name), below=self.directory)
+                storage_for(self.directory).remove(
+                    os.path.join(self.directory, name), below=self.directory
+                )
 
 
 @dataclass
@@ -431,10 +436,11 @@ def newest_checkpoint(directory: str) -> str:
 
 def _checkpoints(directory: str) -> list[str]:
     """Return the checkpoint names in ascending order; symbolic links are ignored."""
+    storage = storage_for(directory)
     return [
         name
-        for name in files.list_directory(directory)
-        if _CHECKPOINT_NAME.fullmatch(name) and not files.is_link(os.path.join(directory, name))
+        for name in storage.list_directory(directory)
+        if _CHECKPOINT_NAME.fullmatch(name) and not storage.is_link(os.path.join(directory, name))
     ]
 
 

@@ -132,7 +132,9 @@ class Heartbeat:
     def start(self) -> None:
         """Start watching."""
         # A file of an earlier start would report its last step as a step of this one.
-        files.remove(_step_file(self.directory, self.worker), below=self.directory)
+        storage_for(self.directory).remove(
+            _step_file(self.directory, self.worker), below=self.directory
+        )
         self._last = self._clock()
         self._stopped.clear()
         self._start_timer()
@@ -171,7 +173,7 @@ class Heartbeat:
             if self._file is not None:
                 self._file.sync()
             elif not storage_for(self.directory).supports_appending:
-                files.write_atomically(
+                storage_for(self.directory).write_atomically(
                     _step_file(self.directory, self.worker), self._encode_step(last_step)
                 )
         except StorageError as error:
@@ -280,7 +282,7 @@ def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
     for worker in range(workers):
         path = _step_file(directory, worker)
         try:
-            if files.exists(path):
+            if storage_for(path).exists(path):
                 steps[worker] = _parse_step(files.read_json(path))
         except (StorageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             # ``int`` of an infinite JSON number raises OverflowError, an ArithmeticError.

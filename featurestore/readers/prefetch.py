@@ -27,7 +27,7 @@ from featurestore.model.threads import independent_tasks
 from featurestore.readers.columns import NumpyArray, NumpyDtype
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.shards import PIECE_BYTES
 
 ALIGNMENT = 64  # bytes: TensorFlow copies arrays with a smaller alignment
@@ -351,7 +351,9 @@ class _SplitSource:
     def _read_into(self, shard: int, first: int, arrays: Sequence[Records]) -> None:
         """Read the rows of a shard, starting at ``first``, into arrays."""
         buffers = [array.reshape(-1).data for array in arrays]
-        files.read_into(self.paths[shard], first * self.record_bytes, buffers)
+        storage_for(self.paths[shard]).read_into(
+            self.paths[shard], first * self.record_bytes, buffers
+        )
 
 
 @dataclass
@@ -410,7 +412,9 @@ class RangedShardFiles(ShardFiles):
         for shard in shards - self._checked_shards:
             entry = self.split.shards[shard]
             data = np.empty(min(PIECE_BYTES, entry.bytes), np.uint8)
-            files.read_into(self._source.paths[shard], 0, [data.data])
+            storage_for(self._source.paths[shard]).read_into(
+                self._source.paths[shard], 0, [data.data]
+            )
             self._check_beginning(entry, data)
             self._checked_shards.add(shard)
 
@@ -476,7 +480,10 @@ class RangedShardFiles(ShardFiles):
     @cached_property
     def _source(self) -> _SplitSource:
         return _SplitSource(
-            tuple(files.resolve_inside(self.directory, shard.path) for shard in self.split.shards),
+            tuple(
+                storage_for(self.directory).resolve_inside(self.directory, shard.path)
+                for shard in self.split.shards
+            ),
             self.first_rows,
             self.manifest.block_rows,
             self.record_bytes,

@@ -20,7 +20,7 @@ from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
 from featurestore.model.threads import independent_tasks
 from featurestore.plugins.format import DatasetFormat, RecordAccess, RecordChecksums, ShardReader
 from featurestore.readers.order import EpochOrder, Rows
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.mapped import checked_map
 from featurestore.storage.shards import PIECE_BYTES, ShardCache, local_path
 from featurestore.storage.verified import VerifiedShards, check_beginning
@@ -220,7 +220,7 @@ class ShardFiles:
         if not (self.verify and self._reads_originals):
             return False
         entry = self.split.shards[shard]
-        path = files.resolve_inside(self.directory, entry.path)
+        path = storage_for(self.directory).resolve_inside(self.directory, entry.path)
         return not self.verified.is_unchanged(entry, path)
 
     @property
@@ -285,11 +285,12 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 
 def check_shards(directory: str, split: ManifestSplit) -> None:
     """Raise DatasetDamaged unless the size of every shard of a split matches the manifest."""
+    storage = storage_for(directory)
     if storage_for(directory).prefers_listing:
         # One listing replaces a request for each shard.
-        sizes = files.list_sizes(os.path.join(directory, split.name))
+        sizes = storage.list_sizes(os.path.join(directory, split.name))
         for shard in split.shards:
-            _check_size(shard, files.resolve_inside(directory, shard.path), sizes)
+            _check_size(shard, storage.resolve_inside(directory, shard.path), sizes)
         return
 
     def check(shards: Sequence[ManifestShard]) -> None:
@@ -309,9 +310,9 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
 
 def check_shard(directory: str, shard: ManifestShard) -> None:
     """Raise DatasetDamaged unless a shard exists and its size matches the manifest."""
-    path = files.resolve_inside(directory, shard.path)
+    path = storage_for(directory).resolve_inside(directory, shard.path)
     try:
-        size = files.status(path).size
+        size = storage_for(path).status(path).size
     except OSError as error:
         raise DatasetDamaged(
             f"Shard {path!r} cannot be read: {error.strerror or error}.", hint=_DAMAGE_HINT

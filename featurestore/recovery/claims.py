@@ -20,7 +20,7 @@ from datetime import timedelta
 from sqlalchemy.engine import Connection
 
 from featurestore.recovery import liveness
-from featurestore.storage import files, locks, storage_for
+from featurestore.storage import locks, storage_for
 
 _SUFFIX = ".claim"
 _OUTCOME = ".end"
@@ -35,18 +35,22 @@ def claim(connection: Connection, path: str) -> bool:
 
     Local file systems need no claims, because the registry is stored in the location.
     """
+    storage = storage_for(path)
     if not storage_for(path).needs_claims:
         return True
     # The registry that has claimed a version may create it again after a failed creation.
     identity = _registry_id(connection).encode()
-    return files.write_new(path + _SUFFIX, identity) or files.read_bytes(path + _SUFFIX) == identity
+    return (
+        storage.write_new(path + _SUFFIX, identity)
+        or storage.read_bytes(path + _SUFFIX) == identity
+    )
 
 
 def claim_once(connection: Connection, path: str, run: str) -> bool:
     """Claim a version directory for one export; return False if it is already claimed."""
     if not storage_for(path).needs_claims:
         return True
-    return files.write_new(path + _SUFFIX, f"{_registry_id(connection)} {run}".encode())
+    return storage_for(path).write_new(path + _SUFFIX, f"{_registry_id(connection)} {run}".encode())
 
 
 def can_remove_incomplete(connection: Connection, location: str, path: str) -> bool:
@@ -56,12 +60,13 @@ def can_remove_incomplete(connection: Connection, location: str, path: str) -> b
     alive. Versions of other registries may be removed if neither the lease nor the files were
     written recently.
     """
+    storage = storage_for(path)
     if not storage_for(path).needs_claims:
         return True
     # Files without a claim are not assigned to a registry, so only their age counts.
-    if not files.exists(path + _SUFFIX):
+    if not storage.exists(path + _SUFFIX):
         return liveness.is_lease_expired(location, os.path.basename(path), path)
-    owner, _, run = files.read_bytes(path + _SUFFIX).decode("utf-8", "replace").partition(" ")
+    owner, _, run = storage.read_bytes(path + _SUFFIX).decode("utf-8", "replace").partition(" ")
     if owner == _registry_id(connection):
         return True
     return liveness.is_lease_expired(location, run or "-", path, path + _SUFFIX)
@@ -75,7 +80,7 @@ def begin_publication(path: str) -> bool:
     """
     # Publication and revocation create the same object, so only one can succeed. A lease could not
     # guarantee this, because it may expire while the export is alive.
-    return not storage_for(path).needs_claims or files.write_new(
+    return not storage_for(path).needs_claims or storage_for(path).write_new(
         path + _OUTCOME, _make_outcome_content(_PUBLISHED)
     )
 
@@ -86,18 +91,21 @@ def revoke(path: str, *, is_certainly_dead: bool) -> bool:
     After False no files may be removed, because the manifest may still appear. This is impossible
     if the process is certainly dead or a day has passed, so the function returns True.
     """
-    if not storage_for(path).needs_claims or files.write_new(
+    storage = storage_for(path)
+    if not storage_for(path).needs_claims or storage.write_new(
         path + _OUTCOME, _make_outcome_content(_REVOKED)
     ):
         return True
     # An earlier recovery may have revoked the export and died before it removed the files.
-    if files.read_bytes(path + _OUTCOME).decode("utf-8", "replace").startswith(_REVOKED):
+    if storage.read_bytes(path + _OUTCOME).decode("utf-8", "replace").startswith(_REVOKED):
         return True
     if is_certainly_dead:
         return True
     # The process may be alive on another machine, and its request for the manifest still pending.
-    published_at = files.last_write_time(path + _OUTCOME)
-    return published_at is not None and files.current_time(path) - published_at > _MAX_REQUEST_TIME
+    published_at = storage.last_write_time(path + _OUTCOME)
+    return (
+        published_at is not None and storage.current_time(path) - published_at > _MAX_REQUEST_TIME
+    )
 
 
 def abandon(path: str) -> None:
@@ -106,13 +114,16 @@ def abandon(path: str) -> None:
     When the process resumes, it commits to this directory, where its data files are missing.
     Therefore creations without ``version=`` choose another version.
     """
-    files.write_new(path + _ABANDONED, b"")
+    storage_for(path).write_new(path + _ABANDONED, b"")
 
 
 def is_abandoned(path: str) -> bool:
     """Return True if the process that created a version may still resume; it has a day for it."""
-    abandoned_at = files.last_write_time(path + _ABANDONED)
-    return abandoned_at is not None and files.current_time(path) - abandoned_at < _MAX_REQUEST_TIME
+    storage = storage_for(path)
+    abandoned_at = storage.last_write_time(path + _ABANDONED)
+    return (
+        abandoned_at is not None and storage.current_time(path) - abandoned_at < _MAX_REQUEST_TIME
+    )
 
 
 def version_entry_name(entry: str) -> str:
@@ -126,10 +137,11 @@ def version_entry_name(entry: str) -> str:
 
 def release(path: str, *, below: str) -> None:
     """Release the claim of a deleted version."""
+    storage = storage_for(path)
     if storage_for(path).needs_claims:
         # The claim is removed last: until then, no other export can begin with this version.
-        files.remove(path + _OUTCOME, below=below)
-        files.remove(path + _SUFFIX, below=below)
+        storage.remove(path + _OUTCOME, below=below)
+        storage.remove(path + _SUFFIX, below=below)
 
 
 def _make_outcome_content(word: str) -> bytes:

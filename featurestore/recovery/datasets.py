@@ -13,7 +13,7 @@ from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry import artifacts, training_datasets
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.manifests import read_annotations, read_manifest
 
 _log = logging.getLogger("featurestore.recovery")
@@ -68,8 +68,12 @@ class TrainingDatasets(VersionedObjects[Manifest]):
 
         The intent must be recorded before, so that recovery finds the directory after a crash.
         """
-        files.make_directory(self._folder(paths, name), durable=True)
-        files.make_directory(self.directory(paths, name, version), durable=True)
+        storage_for(self._folder(paths, name)).make_directory(
+            self._folder(paths, name), durable=True
+        )
+        storage_for(self.directory(paths, name, version)).make_directory(
+            self.directory(paths, name, version), durable=True
+        )
 
     def remove_abandoned(self, connection: Connection, location: str, name: str) -> list[str]:
         """Remove directories of exports that ended without a manifest, and return their paths.
@@ -91,7 +95,7 @@ class TrainingDatasets(VersionedObjects[Manifest]):
             ):
                 continue
             try:
-                existed = files.remove(directory, below=location)
+                existed = storage_for(directory).remove(directory, below=location)
             except StorageError as error:
                 message = "could not remove the files of an interrupted export: %s"
                 _log.warning(message, error.message)

@@ -17,7 +17,7 @@ from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry import artifacts, featuregroups, jobs, lineage, runs
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 
 class FeatureGroups(VersionedObjects[FeatureGroupSpec]):
@@ -84,7 +84,7 @@ class FeatureGroups(VersionedObjects[FeatureGroupSpec]):
         """Remove the files of a version with its quarantine and statistics, starting with the log."""
         super().remove_files(paths, name, version)
         for directory in (paths.quarantine(name, version), paths.statistics(name, version)):
-            files.remove(directory, below=paths.location)
+            storage_for(directory).remove(directory, below=paths.location)
 
 
 GROUPS = FeatureGroups()

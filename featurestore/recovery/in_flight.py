@@ -22,7 +22,8 @@ from featurestore.recovery.recover import VERSIONED, resolve
 from featurestore.registry import Registry, intents, origins
 from featurestore.registry.origins import Object
 from featurestore.registry.recorded_reads import ReadRecorder
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 # Intents reported to observers. The other intents are steps of these or do not change rows.
 _WORK_KINDS: Mapping[str, WorkKind] = {
@@ -88,7 +89,7 @@ class InFlight:
         if self._rows is None:
             # Rows that only this machine reads need not be uploaded and downloaded again.
             if self.stages_locally() and not storage_for(self.stage).is_local:
-                self._rows = files.temporary_directory()
+                self._rows = temporary_directory()
             else:
                 self._rows = self.staging
         return self._rows
@@ -96,7 +97,7 @@ class InFlight:
     def remove_rows(self) -> None:
         """Remove the rows that were staged in a local directory."""
         if self._rows is not None and self._rows != self.stage:
-            files.remove_temporary(self._rows)
+            remove_temporary(self._rows)
 
     def check_intent(self) -> None:
         """Check before publication that the intent was not resolved by another process.
@@ -272,7 +273,7 @@ def _end_intent(store: Store, write: InFlight, *, needs_resolution: bool) -> boo
     write.remove_rows()
     try:
         if write.is_staged:
-            files.remove(write.stage, below=store.location)
+            storage_for(write.stage).remove(write.stage, below=store.location)
         if write.registered:
             with store.registry.transaction() as connection:
                 intents.end(connection, write.intent)

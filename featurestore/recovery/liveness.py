@@ -32,7 +32,7 @@ from featurestore.model.paths import StorePaths
 from featurestore.model.runtime import call_after_fork
 from featurestore.model.threads import start_thread
 from featurestore.registry import Registry, intents
-from featurestore.storage import files, locks, storage_for
+from featurestore.storage import locks, storage_for
 
 if TYPE_CHECKING:
     import filelock
@@ -184,8 +184,9 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
 
     Their intents must be resolved first.
     """
+    storage = storage_for(location)
     machine_id = _machine_id(location)
-    for name in files.list_directory(_lock_folder(location)):
+    for name in storage.list_directory(_lock_folder(location)):
         match = _NAME.fullmatch(name)
         # Locks are visible only on the owner's machine.
         if (
@@ -194,7 +195,7 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
             and not is_alive(connection, location, name)
         ):
             try:
-                files.remove(_lock_file(location, name), below=_lock_folder(location))
+                storage.remove(_lock_file(location, name), below=_lock_folder(location))
             except StorageError as error:  # a remaining unlocked file is harmless
                 _log.debug("could not remove the lock file of a dead owner: %s", error)
     # Heartbeats also belong to owners on other machines, whose lock files are not visible here.
@@ -215,7 +216,7 @@ def other_processes(location: str) -> list[str]:
     """Return the owner names of other live processes on this machine."""
     machine_id = _machine_id(location)
     names = []
-    for name in files.list_directory(_lock_folder(location)):
+    for name in storage_for(location).list_directory(_lock_folder(location)):
         match = _NAME.fullmatch(name)
         if match is None or match[1] != machine_id or _is_this_process(name):
             continue
@@ -238,7 +239,7 @@ def _current_owner(location: str) -> _Owner:
     if (
         current is not None
         and current.pid == os.getpid()
-        and files.exists(_lock_file(location, current.name))
+        and storage_for(location).exists(_lock_file(location, current.name))
     ):
         return current
     host = re.sub(r"[^A-Za-z0-9-]", "-", locks.host_name())[:40] or "host"
@@ -353,7 +354,7 @@ def hold_write_lease(location: str, run: str) -> Iterator[None]:
         thread.join(_JOIN_SECONDS)
         if has_renewed.is_set():
             with suppress(StorageError):  # the lease expires anyway
-                files.remove(path, below=location)
+                storage_for(path).remove(path, below=location)
 
 
 def is_lease_expired(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:
@@ -365,30 +366,32 @@ def is_lease_expired(location: str, run: str, *paths: str, now: datetime | None 
         paths: Objects and folders of the write; recent changes count as renewals.
         now: The current time of the storage server; None to request it.
     """
-    last_written = files.last_write_time(_lease_path(location, run))
+    storage = storage_for(location)
+    last_written = storage.last_write_time(_lease_path(location, run))
     for path in paths:
-        written_at = files.last_write_time(path)
+        written_at = storage_for(path).last_write_time(path)
         if written_at is not None and (last_written is None or written_at > last_written):
             last_written = written_at
     if last_written is None:
         return True
     # Both times are from the clock of the storage server, so the clock of this machine has no
     # effect.
-    return (now or files.current_time(location)) - last_written > LEASE_TIMEOUT
+    return (now or storage.current_time(location)) - last_written > LEASE_TIMEOUT
 
 
 def remove_expired_leases(location: str) -> None:
     """Remove all expired leases of writes."""
+    storage = storage_for(location)
     if not storage_for(location).needs_claims:
         return
     folder = os.path.join(location, _LEASES)
-    runs = files.list_directory(folder)
+    runs = storage.list_directory(folder)
     if not runs:
         return
-    now = files.current_time(location)
+    now = storage.current_time(location)
     for run in runs:
         if is_lease_expired(location, run, now=now):
-            files.remove(_lease_path(location, run), below=location)
+            storage.remove(_lease_path(location, run), below=location)
 
 
 def _lease_path(location: str, run: str) -> str:
@@ -398,7 +401,7 @@ def _lease_path(location: str, run: str) -> str:
 def _renew_lease(path: str, stop: threading.Event, has_renewed: threading.Event) -> None:
     while not stop.wait(RENEWAL_SECONDS):
         try:
-            files.write_atomically(path, b"renewed")
+            storage_for(path).write_atomically(path, b"renewed")
             has_renewed.set()
         except StorageError as error:
             _log.warning("could not renew the lease of a write: %s", error.message)

@@ -19,7 +19,7 @@ from featurestore.model.registered_model import (
 )
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry.artifacts import models
-from featurestore.storage import files, revisions
+from featurestore.storage import revisions, storage_for
 
 
 class RegisteredModels(VersionedObjects[ModelSpec]):
@@ -35,9 +35,10 @@ class RegisteredModels(VersionedObjects[ModelSpec]):
 
     def read(self, directory: str, name: str, version: int) -> ModelSpec:
         path = self.published_file(directory)
-        if not files.exists(path):
+        storage = storage_for(path)
+        if not storage.exists(path):
             raise ModelDamaged(f"{directory!r} has no {MODEL_FILE}.", hint="restore the directory")
-        spec = ModelSpec.from_bytes(files.read_bytes(path), path=path)
+        spec = ModelSpec.from_bytes(storage.read_bytes(path), path=path)
         if (spec.name, spec.version) != (name, version):
             raise ModelDamaged(
                 f"{directory!r} contains the model {spec.name!r} version {spec.version}.",
@@ -96,7 +97,7 @@ def change_annotations(
 
 def write_annotations(directory: str, annotations: ModelAnnotations) -> None:
     """Write the annotations file of a model version that is not published yet."""
-    files.write_atomically(_annotations_path(directory), seal(vars(annotations)))
+    storage_for(directory).write_atomically(_annotations_path(directory), seal(vars(annotations)))
 
 
 def _annotations_path(directory: str) -> str:

@@ -35,7 +35,7 @@ from featurestore.recovery.in_flight import InFlight
 from featurestore.recovery.liveness import Store
 from featurestore.registry import intents, training_datasets
 from featurestore.registry.intents import Intent
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
 # The intent kind of a vacuum, and of a deletion before it removes files.
@@ -145,7 +145,7 @@ def _read_export_pins(file: str) -> list[dict[str, Any]]:
     except StorageError:
         # An unreadable file must not count as no pins, because a vacuum would then remove pinned
         # files.
-        if files.exists(file):
+        if storage_for(file).exists(file):
             raise
         return []
     except (KeyError, TypeError) as error:
@@ -181,8 +181,9 @@ def find_pinning_datasets(store: Store, name: str, version: int) -> list[PinnedV
 def finished_datasets(store: Store) -> Iterator[tuple[str, int]]:
     """Yield the name and version of every dataset with a manifest."""
     root = StorePaths(store.location).training_datasets
-    for name in files.list_directory(root):
-        for entry in files.list_directory(os.path.join(root, name)):
+    storage = storage_for(root)
+    for name in storage.list_directory(root):
+        for entry in storage.list_directory(os.path.join(root, name)):
             version = parse_version_directory(entry)
             if version is not None and is_finished(os.path.join(root, name, entry)):
                 yield name, version
@@ -195,7 +196,7 @@ def _read_manifest_pins(directory: str, name: str, version: int) -> set[PinnedVe
     except (DatasetDamaged, FormatTooNew):
         # The pins of a damaged manifest are unknown, but it cannot pin a group that it does not
         # mention.
-        if f'"{name}"'.encode() in files.read_bytes(manifest_path(directory)):
+        if f'"{name}"'.encode() in storage_for(directory).read_bytes(manifest_path(directory)):
             raise
         return set()
     return {

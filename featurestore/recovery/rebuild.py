@@ -28,7 +28,7 @@ from featurestore.recovery.views import VIEWS
 from featurestore.registry import Registry, featuregroups, open_registry, origins, search_documents
 from featurestore.registry.opening import REGISTRY_FILE
 from featurestore.registry.tables import metadata
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 
@@ -306,9 +306,10 @@ def _rollback_on_error(connection: Connection, path: str, report: RebuildReport)
 
 def _iterate_versions(root: str, report: RebuildReport) -> Iterator[tuple[str, int, str]]:
     """Yield (name, n, path) for all directories ``<root>/<name>/v<n>``, ordered by name and n."""
-    for name in files.list_directory(root):
+    storage = storage_for(root)
+    for name in storage.list_directory(root):
         folder = os.path.join(root, name)
-        entries = map(parse_version_directory, files.list_directory(folder))
+        entries = map(parse_version_directory, storage.list_directory(folder))
         numbers = sorted(number for number in entries if number is not None)
         try:
             check_name(name)
@@ -337,6 +338,7 @@ def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None
 
 def _move_away(location: str) -> str:
     """Rename the damaged SQLite file of a location, and return its new path."""
+    storage = storage_for(location)
     writers = liveness.other_processes(location)
     if writers:
         raise RegistryError(
@@ -348,6 +350,6 @@ def _move_away(location: str) -> str:
     moved_to = f"{file}.damaged-{utc_now():%Y%m%dT%H%M%S}"
     # SQLite would apply a write-ahead log that remains under the old name to the new database.
     for suffix in ("", "-wal", "-shm"):
-        if files.exists(file + suffix):
-            files.rename(file + suffix, moved_to + suffix)
+        if storage.exists(file + suffix):
+            storage.rename(file + suffix, moved_to + suffix)
     return moved_to

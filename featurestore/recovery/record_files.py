@@ -154,7 +154,7 @@ def write_source(location: str, spec: SourceSpec, *, replaces: bool = False) -> 
         SourceExists: Another registry of the store has a different source with this name.
     """
     paths = StorePaths(location)
-    files.make_directory(paths.sources)
+    storage_for(paths.location).make_directory(paths.sources)
     if not _write_definition(paths.source(spec.name), spec, replaces=replaces):
         raise SourceExists(
             f"Source {spec.name!r} is already registered through another registry of the store.",
@@ -169,7 +169,7 @@ def _write_definition(path: str, spec: SourceSpec | OnlineStoreSpec, *, replaces
     if replaces or not storage_for(path).needs_claims:
         files.write_json(path, content)
         return True
-    if files.write_new(path, files.json_bytes(content)):
+    if storage_for(path).write_new(path, files.json_bytes(content)):
         return True
     stored_definition = files.read_json(path)
     return (
@@ -180,8 +180,9 @@ def _write_definition(path: str, spec: SourceSpec | OnlineStoreSpec, *, replaces
 
 def remove_source(location: str, name: str) -> None:
     """Remove the definition of a source and its stored decisions, if they exist."""
-    files.remove(StorePaths(location).source(name), below=location)
-    files.remove(StorePaths(location).source_decisions(name), below=location)
+    storage = storage_for(location)
+    storage.remove(StorePaths(location).source(name), below=location)
+    storage.remove(StorePaths(location).source_decisions(name), below=location)
 
 
 def write_online_store(location: str, spec: OnlineStoreSpec) -> None:
@@ -191,7 +192,7 @@ def write_online_store(location: str, spec: OnlineStoreSpec) -> None:
         OnlineStoreExists: Another registry of the store has a different one with this name.
     """
     paths = StorePaths(location)
-    files.make_directory(paths.online_stores)
+    storage_for(paths.location).make_directory(paths.online_stores)
     if not _write_definition(paths.online_store(spec.name), spec, replaces=False):
         raise OnlineStoreExists(
             f"Online store {spec.name!r} is already registered through another registry of the "
@@ -202,7 +203,7 @@ def write_online_store(location: str, spec: OnlineStoreSpec) -> None:
 
 def iterate_definitions(directory: str) -> Iterator[tuple[str, str]]:
     """Yield the name and path of each definition of a source or online store, ordered by name."""
-    for entry in sorted(files.list_directory(directory)):
+    for entry in sorted(storage_for(directory).list_directory(directory)):
         if entry.endswith(_DEFINITION_SUFFIX) and not entry.startswith("."):
             yield entry.removesuffix(_DEFINITION_SUFFIX), f"{directory}/{entry}"
 
@@ -234,7 +235,7 @@ def register_online_store(connection: Connection, name: str, path: str) -> Onlin
 def _read_definition(path: str, name: str, parse: Callable[[str], SpecT], *, noun: str) -> SpecT:
     """Parse a definition file, whose name must be that of the source or online store."""
     try:
-        spec = parse(files.read_text(path))
+        spec = parse(storage_for(path).read_text(path))
     # A file may contain anything: deeply nested JSON, for example, raises RecursionError.
     except (FeatureStoreError, ValueError, TypeError, RecursionError) as error:
         function = f"add_{noun.replace(' ', '_')}"
@@ -261,14 +262,15 @@ def read_run(directory: str) -> RunRecord:
         RunNotFound: The directory has no ``run.json``.
         RunDamaged: The record is damaged or belongs to another directory.
     """
+    storage = storage_for(directory)
     path = os.path.join(directory, RUN_FILE)
-    if not files.is_file(path):
+    if not storage.is_file(path):
         raise RunNotFound(
             f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.",
             hint="restore the file from a copy, or remove the directory",
         )
     try:
-        record = RunRecord.from_bytes(files.read_bytes(path))
+        record = RunRecord.from_bytes(storage.read_bytes(path))
     except FormatTooNew:
         raise
     except (MalformedJson, FeatureStoreError) as error:
@@ -289,19 +291,19 @@ def read_run(directory: str) -> RunRecord:
 
 def write_run(directory: str, record: RunRecord) -> None:
     """Write a run record atomically."""
-    files.write_atomically(os.path.join(directory, RUN_FILE), record.to_bytes())
+    storage_for(directory).write_atomically(os.path.join(directory, RUN_FILE), record.to_bytes())
 
 
 def run_directories(paths: StorePaths) -> Iterator[tuple[str, str]]:
     """Yield the experiment name and directory of each run, ordered by name and id."""
-    for name in files.list_directory(paths.experiments):
+    for name in storage_for(paths.location).list_directory(paths.experiments):
         try:
             folder = paths.experiment(check_name(name, noun="experiment"))
         except FeatureStoreError:
             continue
-        for run_id in files.list_directory(folder):
+        for run_id in storage_for(folder).list_directory(folder):
             directory = os.path.join(folder, run_id)
-            if files.is_file(os.path.join(directory, RUN_FILE)):
+            if storage_for(directory).is_file(os.path.join(directory, RUN_FILE)):
                 yield name, directory
 
 

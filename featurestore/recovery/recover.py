@@ -23,7 +23,7 @@ from featurestore.recovery.models import MODELS
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.recovery.views import VIEWS
 from featurestore.registry import intents
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 
 _INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")
@@ -93,7 +93,7 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
         intents.end(connection, intent.run_id)
         return f"dropped an invalid intent: {error.message}"
     try:
-        files.remove(stage, below=location)
+        storage_for(stage).remove(stage, below=location)
     except StorageError as error:  # published data is registered anyway
         return f"{description}: {outcome}; will be retried at the next connect: {error.message}"
     # The intent is removed last: after a crash, the resolution is repeated.
@@ -143,7 +143,8 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
     """
     first_error: StorageError | None = None
     staging = StorePaths(store.location).staging
-    names = [name for name in files.list_directory(staging) if _INTENT.fullmatch(name)]
+    storage = storage_for(staging)
+    names = [name for name in storage.list_directory(staging) if _INTENT.fullmatch(name)]
     removed = []
     for name in names:
         with store.registry.reading() as connection:
@@ -157,7 +158,7 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
         ):
             continue  # it may belong to a write of another registry
         try:
-            files.remove(path, below=store.location)
+            storage.remove(path, below=store.location)
         except StorageError as error:
             first_error = first_error or error
         else:

@@ -21,7 +21,7 @@ from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry.artifacts import VersionedTable
 from featurestore.registry.rows import lock
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 RecordT = TypeVar("RecordT")
 
@@ -78,7 +78,7 @@ class VersionedObjects(ABC, Generic[RecordT]):
 
     def is_published(self, directory: str) -> bool:
         """Return True if a directory contains a published version."""
-        return files.exists(self.published_file(directory))
+        return storage_for(self.published_file(directory)).exists(self.published_file(directory))
 
     def claim(
         self, connection: Connection, location: str, name: str, version: int | None, *, run: str
@@ -120,12 +120,17 @@ class VersionedObjects(ABC, Generic[RecordT]):
         After a crash, a directory without this file is not mistaken for a published version.
         """
         directory = self.directory(paths, name, version)
-        files.remove(self.published_file(directory), below=paths.location)
-        files.remove(directory, below=paths.location)
+        storage_for(self.published_file(directory)).remove(
+            self.published_file(directory), below=paths.location
+        )
+        storage_for(directory).remove(directory, below=paths.location)
 
     def versions_on_disk(self, paths: StorePaths, name: str) -> list[int]:
         """Return the versions with a directory or a claim object, in ascending order."""
-        entries = map(claims.version_entry_name, files.list_directory(self._folder(paths, name)))
+        entries = map(
+            claims.version_entry_name,
+            storage_for(self._folder(paths, name)).list_directory(self._folder(paths, name)),
+        )
         versions = set(map(parse_version_directory, entries))
         return sorted(version for version in versions if version is not None)
 

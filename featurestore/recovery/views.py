@@ -9,7 +9,7 @@ from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.paths import VIEW_FILE, StorePaths
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry.artifacts import feature_views
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 
 class FeatureViews(VersionedObjects[FeatureViewSpec]):
@@ -25,7 +25,7 @@ class FeatureViews(VersionedObjects[FeatureViewSpec]):
 
     def read(self, directory: str, name: str, version: int) -> FeatureViewSpec:
         path = self.published_file(directory)
-        spec = FeatureViewSpec.from_bytes(files.read_bytes(path), path=path)
+        spec = FeatureViewSpec.from_bytes(storage_for(path).read_bytes(path), path=path)
         if (spec.name, spec.version) != (name, version):
             raise FeatureViewDamaged(
                 f"{directory!r} contains the feature view {spec.name!r} version {spec.version}.",

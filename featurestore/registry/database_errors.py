@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from featurestore.errors import RegistryDamaged, RegistryError
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 # The codes of Postgres for a missing table, column or index, and for an existing table or column.
 _DAMAGE_CODES = ("42P01", "42703", "42704", "42P07", "42701")
@@ -96,7 +96,7 @@ def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
             "registry='postgresql://user:password@host:5432/database'"
         )
     folder = os.path.dirname(os.path.abspath(url.database or ""))
-    if not files.is_directory(folder):
+    if not storage_for(folder).is_directory(folder):
         return f"create the folder {folder!r} first"
     if "locked" in str(error.orig):
         return _BUSY_HINT

@@ -20,8 +20,9 @@ from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.registry import schema, stores, unregistered
 from featurestore.registry.database import Registry
 from featurestore.registry.migrations import current_revision, head_revision, is_complete, upgrade
-from featurestore.storage import files, sqlite_files, storage_for
+from featurestore.storage import sqlite_files, storage_for
 from featurestore.storage.protection import protect_location
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 REGISTRY_FILE = "registry.db"
 # SQLite stores the last transactions in a write-ahead log next to the database file.
@@ -78,14 +79,14 @@ def _open_directory(
         return _open_shared(parsed, directory, read_only, durable=durable, adopt=adopt)
     stores.check_no_reference(directory)
     if read_only:
-        copy = files.temporary_directory()
+        copy = temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
         # Transactions that are not yet in the database file are in the write-ahead log.
         sqlite_files.copy_consistently(
             [_sqlite_path(directory) + ending for ending in SQLITE_FILES], copy
         )
         registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
-        weakref.finalize(registry, files.remove_temporary, copy)
+        weakref.finalize(registry, remove_temporary, copy)
         return registry
     return Registry(parsed, directory, durable=durable)
 
@@ -152,10 +153,11 @@ def _parse_url(directory: str, url: str | None) -> sa.URL:
 
 def is_store(directory: str, *, url: str | None = None) -> bool:
     """Return whether a directory contains a store with a registry."""
+    storage = storage_for(directory)
     if url is not None:
-        return files.exists(directory)
+        return storage.exists(directory)
     names = (REGISTRY_FILE, stores.MEMORY_FILE, FEATUREGROUPS, TRAININGDATASETS)
-    return any(files.exists(os.path.join(directory, name)) for name in names)
+    return any(storage.exists(os.path.join(directory, name)) for name in names)
 
 
 @contextmanager
@@ -165,7 +167,7 @@ def existing_registry(directory: str, url: str | None) -> Iterator[Registry | No
     registry: Registry | None = None
     if _is_inside(parsed, directory):
         stores.check_no_reference(directory)
-        if files.exists(_sqlite_path(directory)):
+        if storage_for(directory).exists(_sqlite_path(directory)):
             registry = Registry(parsed, directory)
     else:
         shared = Registry(parsed, directory)

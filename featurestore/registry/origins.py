@@ -260,13 +260,13 @@ def write_files(connection: Connection, changed: Collection[Object]) -> None:
     lock(connection, "origins")
     paths = StorePaths(location_of(connection))
     for object_kind in {version.object_kind for version in changed}:
-        files.make_directory(os.path.join(paths.origins, object_kind))
+        storage_for(paths.location).make_directory(os.path.join(paths.origins, object_kind))
     for version in sorted(changed):
         # If a file cannot be written, the transaction fails, so that no origins are lost.
         path, content = paths.origin_file(*version), _to_json(connection, version)
         if not storage_for(path).needs_claims:
             files.write_json(path, content)
-        elif not files.write_new(path, files.json_bytes(content)):
+        elif not storage_for(path).write_new(path, files.json_bytes(content)):
             # Another registry of the store may have added origins that this one does not have.
             revisions.change_json(path, partial(_merge, content), below=paths.location)
 
@@ -324,7 +324,7 @@ def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
     damaged = []
     for object_kind in KINDS:
         folder = os.path.join(directory, object_kind)
-        for entry in files.list_directory(folder):
+        for entry in storage_for(folder).list_directory(folder):
             match = _FILE_NAME.fullmatch(entry)
             if match is None:  # the file has no object
                 continue

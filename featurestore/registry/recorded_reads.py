@@ -19,7 +19,7 @@ from featurestore.model.run_record import RUN_FILE, RunRecord
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import origins
 from featurestore.registry.origins import RUN, Object
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -139,7 +139,9 @@ def _store(registry: Registry, derived: Iterable[Object], reads: Collection[Obje
 @lru_cache(maxsize=1)
 def recorder_of_run(directory: str) -> ReadRecorder:
     """Return the recorder of the experiment run in a directory of the store."""
-    record = RunRecord.from_bytes(files.read_bytes(os.path.join(directory, RUN_FILE)))
+    record = RunRecord.from_bytes(
+        storage_for(directory).read_bytes(os.path.join(directory, RUN_FILE))
+    )
     # A study displays the results of its trials.
     run_ids = [record.id] if record.parent is None else [record.id, record.parent]
     location = os.path.dirname(os.path.dirname(os.path.dirname(directory)))

@@ -74,7 +74,7 @@ def read_reference(directory: str) -> RegistryReference | None:
         RegistryError: The file is damaged.
     """
     path = os.path.join(directory, MEMORY_FILE)
-    if not files.exists(path):
+    if not storage_for(path).exists(path):
         return None
     content = files.read_json(path)
     fields = content if isinstance(content, dict) else {}
@@ -198,7 +198,7 @@ def claim(
         fields = {"store": new_reference.store, "registry": new_reference.registry}
         if stored_reference is not None:
             files.write_json(path, fields)
-        elif not files.write_new(path, files.json_bytes(fields)):
+        elif not storage_for(path).write_new(path, files.json_bytes(fields)):
             raise RegistryError(
                 f"Another registry has just become that of the store at {directory!r}.",
                 hint="connect again",
@@ -252,10 +252,10 @@ def _find_row(
 
 def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
     """Return whether a registered store still exists at its previous location."""
-    if row.location == directory or not files.is_directory(row.location):
+    if row.location == directory or not storage_for(row.location).is_directory(row.location):
         return False
     # A symbolic link or a second mount leads to the same store.
-    if files.is_same(row.location, directory):
+    if storage_for(row.location).is_same(row.location, directory):
         return False
     try:
         original = read_reference(row.location)

@@ -26,7 +26,7 @@ from featurestore.model.paths import (
 from featurestore.registry import tables
 from featurestore.registry.hidden import HIDDEN
 from featurestore.registry.rows import existing_values, location_of
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from featurestore.registry.database import Registry
@@ -44,14 +44,14 @@ _VERSIONED: Mapping[str, tuple[str, sa.Table, str]] = {
 def contains_objects(location: str) -> bool:
     """Return whether a location contains objects or access rights that a registry must contain."""
     paths = StorePaths(location)
-    if files.exists(paths.access):
+    if storage_for(paths.location).exists(paths.access):
         return True
     for folder in (paths.sources, paths.online_stores):
-        if any(name.endswith(".json") for name in files.list_directory(folder)):
+        if any(name.endswith(".json") for name in storage_for(folder).list_directory(folder)):
             return True
     if any(
-        files.list_directory(os.path.join(paths.experiments, name))
-        for name in files.list_directory(paths.experiments)
+        storage_for(paths.location).list_directory(os.path.join(paths.experiments, name))
+        for name in storage_for(paths.location).list_directory(paths.experiments)
     ):
         return True
     return any(True for object_kind in _VERSIONED for _ in _stored_versions(paths, object_kind))
@@ -84,7 +84,7 @@ def has_definition(connection: Connection, object_kind: str, name: str) -> bool:
         return False
     paths = StorePaths(location_of(connection))
     folder = paths.sources if object_kind == "source" else paths.online_stores
-    return f"{name}.json" in files.list_directory(folder)
+    return f"{name}.json" in storage_for(folder).list_directory(folder)
 
 
 def has_run(connection: Connection, run_id: str) -> bool:
@@ -92,9 +92,10 @@ def has_run(connection: Connection, run_id: str) -> bool:
     if HIDDEN in connection.info:
         return False
     root = StorePaths(location_of(connection)).experiments
+    storage = storage_for(root)
     return any(
-        run_id in files.list_directory(os.path.join(root, name))
-        for name in files.list_directory(root)
+        run_id in storage.list_directory(os.path.join(root, name))
+        for name in storage.list_directory(root)
     )
 
 
@@ -110,7 +111,9 @@ def unregistered_objects(connection: Connection, *, is_complete: bool = True) ->
     objects = []
     for object_kind, (folder_property, table, _) in _VERSIONED.items():
         # The location is listed first: versions that are published meanwhile are registered.
-        names = files.list_directory(getattr(paths, folder_property))
+        names = storage_for(getattr(paths, folder_property)).list_directory(
+            getattr(paths, folder_property)
+        )
         if not is_complete:
             known_names = existing_values(connection, table.c.name, names)
             names = [name for name in names if name not in known_names]
@@ -138,11 +141,13 @@ def _stored_versions(
     """Yield (name, version) of the published versions of a kind in a location."""
     folder_property, _, entry = _VERSIONED[object_kind]
     root: str = getattr(paths, folder_property)
-    for name in files.list_directory(root) if names is None else names:
+    for name in storage_for(root).list_directory(root) if names is None else names:
         folder = os.path.join(root, name)
-        for directory in files.list_directory(folder):
+        for directory in storage_for(folder).list_directory(folder):
             version = parse_version_directory(directory)
-            if version is not None and files.exists(os.path.join(folder, directory, entry)):
+            if version is not None and storage_for(folder).exists(
+                os.path.join(folder, directory, entry)
+            ):
                 yield name, version
 
 

@@ -28,7 +28,7 @@ from featurestore.server.job_actions import RequestedRun
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
 from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, items, record
 from featurestore.server.routes import Router
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.store import FeatureStore
 
 api = Router(prefix="/jobs", tags=["jobs"], responses=REFUSALS)
@@ -235,10 +235,11 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
     with store.session.registry.reading() as connection:
         run = runs.find(connection, run_id)
     log = run.log if run is not None and run.job == name else None
+    storage = storage_for(log)
     # A manipulated registry must not expose other files on the machine.
-    if log is None or not files.is_below(log, store.session.logs_path) or not files.exists(log):
+    if log is None or not storage.is_below(log, store.session.logs_path) or not storage.exists(log):
         raise no_log
-    text = files.read_bytes(log).decode(errors="replace")
+    text = storage.read_bytes(log).decode(errors="replace")
     # The location is removed first, since its folders may be named like hidden objects.
     if store.session.registry.has_hidden_name(remove_location(text, location=store.location)):
         raise no_log

@@ -38,7 +38,7 @@ from featurestore.server.rest import (
     record,
 )
 from featurestore.server.routes import Router
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from featurestore.training.download import manifest_hashes
@@ -141,8 +141,9 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
             hint=f"its manifest lists {len(file_hashes):,} files",
         )
     # A manipulated manifest or a symbolic link must not expose other files.
-    full_path = files.resolve_inside(dataset.path, path)
-    size = files.size(full_path)
+    full_path = storage_for(dataset.path).resolve_inside(dataset.path, path)
+    storage = storage_for(full_path)
+    size = storage.size(full_path)
     headers = {"etag": f'"{file_hashes[path]}"', "accept-ranges": "bytes"}
     range_match = _OPEN_RANGE.fullmatch(range_header)
     start = 0
@@ -150,7 +151,7 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
     if range_match is not None:
         start, status = int(range_match[1]), 206
         headers["content-range"] = f"bytes {start}-{size - 1}/{size}"
-    content: Iterator[bytes] = files.read_chunks(full_path, start=start)
+    content: Iterator[bytes] = storage.read_chunks(full_path, start=start)
     if range_match is not None and start >= size:
         status, content = 416, iter(())
         headers["content-range"] = f"bytes */{size}"

@@ -92,7 +92,7 @@ def remove_online_store(session: Session, name: str) -> None:
     with session.registry.transaction() as connection:
         online_stores.remove(connection, name)
         path = session.paths.online_store(name)
-        files.remove(path, below=session.location)
+        session.storage.remove(path, below=session.location)
 
 
 def open_online_store(session: Session, name: str | None = None) -> OnlineStore:

@@ -43,7 +43,7 @@ from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.sources.registration import check_folder_options, get
-from featurestore.storage import files
+from featurestore.storage.temporary import remove_temporary
 
 # The types of strings that a header field must have to be a value of a column; other types are read
 # only from their own strings.
@@ -163,7 +163,7 @@ class SourceFrame(FeatureFrame):
     def _read_partitioned(self, read: SourceRead) -> Relation:
         """Read rows with the engine's tasks; their files remain until the session is closed."""
         directory = create_scratch_directory(self._session)
-        weakref.finalize(self._session, files.remove_temporary, directory)
+        weakref.finalize(self._session, remove_temporary, directory)
         return stage_partitions(
             self._session,
             self._spec,

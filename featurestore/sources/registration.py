@@ -23,7 +23,7 @@ from featurestore.model.times import to_micros, utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import sources
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.grants import acting_source, grant
 
 
@@ -73,7 +73,11 @@ def build_source(
         expanded = os.path.expanduser(path)
         # The path ``/orders.db`` may be relative, as in SQLAlchemy URLs.
         from_here = os.path.abspath(expanded.lstrip("/"))
-        if expanded.startswith("/") and not files.exists(expanded) and files.exists(from_here):
+        if (
+            expanded.startswith("/")
+            and not storage_for(expanded).exists(expanded)
+            and storage_for(from_here).exists(from_here)
+        ):
             return from_here
         return os.path.abspath(expanded).replace("//", "/")
 

@@ -30,7 +30,7 @@ from featurestore.statistics.state import (
     state_to_bytes,
 )
 from featurestore.statistics.summary import finish
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 
 _log = logging.getLogger("featurestore.statistics")
 # The maximum number of states that a request merges; an append to a longer chain merges it.
@@ -53,13 +53,15 @@ class StatisticsFiles:
     def write(self, delta_version: int, state: StatisticsState) -> str:
         """Write the state of the full table, remove the states that it replaces; return the path."""
         path = self._path(f"{delta_version}.state")
-        files.write_atomically(path, state_to_bytes(state))
+        storage_for(path).write_atomically(path, state_to_bytes(state))
         # The merged state is written before its parts are removed: after a crash in between, both
         # exist and the full state is used.
         for state_file in self._list_state_files():
             is_full_state = state_file.version == delta_version and state_file.base is None
             if state_file.version <= delta_version and not is_full_state:
-                files.remove(self._path(state_file.name), below=self.directory)
+                storage_for(self._path(state_file.name)).remove(
+                    self._path(state_file.name), below=self.directory
+                )
         return path
 
     def append(
@@ -79,7 +81,7 @@ class StatisticsFiles:
             state_versions: The versions with a state; a long chain is merged into one state.
         """
         path = self._path(f"{delta_version}.since.{base}.state")
-        files.write_atomically(path, state_to_bytes(state))
+        storage_for(path).write_atomically(path, state_to_bytes(state))
         if len(state_versions) >= _MAX_CHAIN:
             self.state(delta_version)
         return path
@@ -91,7 +93,7 @@ class StatisticsFiles:
     def get(self, delta_version: int) -> Statistics | None:
         """Return the stored statistics of a Delta version, or None if they must be computed."""
         path = self._path(f"{delta_version}.json")
-        if files.exists(path):
+        if storage_for(path).exists(path):
             try:
                 # The statistics can always be computed from the states again, so a damaged file is
                 # not an error.
@@ -106,7 +108,9 @@ class StatisticsFiles:
     def write_result(self, delta_version: int, state: StatisticsState) -> Statistics:
         """Compute statistics from a state, write them, and return them."""
         result = finish(state, source={**self.source, "delta_version": delta_version})
-        files.write_atomically(self._path(f"{delta_version}.json"), result.to_bytes())
+        storage_for(self._path(f"{delta_version}.json")).write_atomically(
+            self._path(f"{delta_version}.json"), result.to_bytes()
+        )
         return result
 
     def result(self, delta_version: int, state: StatisticsState) -> Statistics:
@@ -157,7 +161,7 @@ class StatisticsFiles:
         """Read a state, or return None if the file is damaged."""
         path = self._path(name)
         try:
-            return state_from_bytes(files.read_bytes(path))
+            return state_from_bytes(storage_for(path).read_bytes(path))
         except StorageError:
             _log.warning("%s is damaged; recomputing these statistics", path)
             return None
@@ -173,7 +177,7 @@ class StatisticsFiles:
 
     def _list_state_files(self) -> Iterator[_StateFile]:
         """List the files with states; other files in the directory are ignored."""
-        for name in files.list_directory(self.directory):
+        for name in storage_for(self.directory).list_directory(self.directory):
             match = _NAME.fullmatch(name)
             if match is None:
                 continue

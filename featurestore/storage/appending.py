@@ -7,7 +7,7 @@ import weakref
 from io import FileIO
 from typing import IO
 
-from featurestore.storage import files, protection
+from featurestore.storage import protection, storage_for
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 from featurestore.storage.protection import check_links
 
@@ -20,7 +20,7 @@ class AppendedFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        files.make_directory(os.path.dirname(path))
+        storage_for(path).make_directory(os.path.dirname(path))
         check_links(path)
         with translate_write_errors(path):
             self._file = FileIO(path, "a")
@@ -44,7 +44,7 @@ class OverwrittenFile:
 
     def __init__(self, path: str, *, size: int) -> None:
         self._path, self._size = path, size
-        files.make_directory(os.path.dirname(path))
+        storage_for(path).make_directory(os.path.dirname(path))
         check_links(path)
         with translate_write_errors(path):
             self._descriptor = os.open(path, _OVERWRITE, 0o666)
@@ -70,7 +70,7 @@ class OverwrittenFile:
 
 def open_log(path: str) -> IO[bytes]:
     """Open a private file to which a process appends its output."""
-    files.make_directory(os.path.dirname(path))
+    storage_for(path).make_directory(os.path.dirname(path))
     check_links(path)
     with translate_write_errors(path):
         protection.create_file(path)

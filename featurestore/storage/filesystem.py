@@ -20,11 +20,12 @@ from typing import Any
 from featurestore.errors import StorageError, missing_extra
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.model.threads import independent_tasks
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import StoredObject
 from featurestore.storage.location import remove_owner, supported_schemes
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 Guard = Callable[[], AbstractContextManager[None]]
 
@@ -162,9 +163,9 @@ class LocalMirror:
     def __init__(self, uri: str) -> None:
         """List the files and create the local folder, which ``close`` removes."""
         self._uri = uri
-        statuses = files.walk_with_status(uri)
+        statuses = storage_for(uri).walk_with_status(uri)
         self._sizes = {path[len(uri) + 1 :]: status.size for path, status in statuses}
-        self.folder = files.temporary_directory()
+        self.folder = temporary_directory()
 
     @property
     def names(self) -> list[str]:
@@ -180,7 +181,8 @@ class LocalMirror:
         missing_names = [
             name
             for name in names
-            if name in self._sizes and not os.path.exists(files.resolve_inside(self.folder, name))
+            if name in self._sizes
+            and not os.path.exists(storage_for(self.folder).resolve_inside(self.folder, name))
         ]
         threads = max(1, min(_PARALLEL_FETCHES, len(missing_names)))
         with independent_tasks(threads, "featurestore-fetch") as pool:
@@ -189,14 +191,17 @@ class LocalMirror:
 
     def close(self) -> None:
         """Remove the local folder."""
-        files.remove_temporary(self.folder)
+        remove_temporary(self.folder)
 
     def _fetch(self, name: str) -> None:
-        source, target = f"{self._uri}/{name}", files.resolve_inside(self.folder, name)
+        source, target = (
+            f"{self._uri}/{name}",
+            storage_for(self.folder).resolve_inside(self.folder, name),
+        )
         with translate_write_errors(target):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "wb") as file:
-                for chunk in files.read_chunks(source):
+                for chunk in storage_for(source).read_chunks(source):
                     file.write(chunk)
                 size = file.tell()
         if size != self._sizes[name]:

@@ -30,7 +30,7 @@ from featurestore.model.job import DBT_ORIGIN, JobSpec
 from featurestore.model.names import SecretReference, format_group_reference, parse_credentials
 from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.source import SourceSpec, options_from_strings
-from featurestore.storage import files, protection
+from featurestore.storage import files, protection, storage_for
 
 _FOLDER = "grants"
 # A local path, alone or after a scheme: "/data", "delta+/data", "file:///data", "command:/bin/true".
@@ -271,7 +271,7 @@ def authorize(definition: ActingDefinition) -> Mapping[str, str | None]:
     """
     path = _path(definition)
     record = None
-    if files.exists(path):
+    if storage_for(path).exists(path):
         try:
             record = files.read_json(path)
         except (StorageError, ValueError):
@@ -303,7 +303,7 @@ def is_granted(definition: ActingDefinition) -> bool:
 
 def _path(definition: ActingDefinition) -> str:
     # Resolved, so that a store has the same grants through a symbolic link.
-    location = files.resolve(definition.location)
+    location = storage_for(definition.location).resolve(definition.location)
     key = hashlib.sha256(f"{location}\0{definition.noun}\0{definition.name}".encode()).hexdigest()
     return os.path.join(protection.state_folder(), _FOLDER, f"{key}.json")
 
@@ -348,7 +348,11 @@ def read_secret(reference: SecretReference) -> str:
 
 def _read_file(reference: SecretReference) -> str:
     try:
-        return files.read_text(os.path.expanduser(reference.name)).rstrip("\r\n")
+        return (
+            storage_for(os.path.expanduser(reference.name))
+            .read_text(os.path.expanduser(reference.name))
+            .rstrip("\r\n")
+        )
     except (StorageError, OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"The secret {reference} cannot be read: {type(error).__name__}.",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featurestore.errors import StorageError
-from featurestore.storage import failures, files, protection
+from featurestore.storage import failures, protection, storage_for
 
 if TYPE_CHECKING:
     import filelock
@@ -41,7 +41,7 @@ def acquire_lock(path: str) -> int | filelock.BaseFileLock:
     lock.
     """
     directory, name = os.path.split(path)
-    files.make_directory(directory)
+    storage_for(directory).make_directory(directory)
     if fcntl is None:
         lock = _build_filelock(path)
         with failures.translate_write_errors(path):
@@ -92,16 +92,17 @@ def remove_lock_file(handle: int | filelock.BaseFileLock, path: str, *, below: s
     Raises:
         StorageError: The file cannot be removed.
     """
+    storage = storage_for(path)
     if isinstance(handle, int):
         # Removed while it is locked: after the release, the path may already be the lock file of
         # the next owner.
         try:
-            files.remove(path, below=below)
+            storage.remove(path, below=below)
         finally:
             os.close(handle)
         return
     handle.release()  # Windows cannot remove an open file
-    files.remove(path, below=below)
+    storage.remove(path, below=below)
 
 
 @contextmanager
@@ -128,9 +129,10 @@ def remove_unless_shared(path: str, *, lock_file: str, below: str) -> bool:
 
     Returns whether it was removed.
     """
+    storage = storage_for(path)
     if fcntl is None:
         try:
-            files.remove(path, below=below)
+            storage.remove(path, below=below)
         except StorageError:  # another process has opened it
             return False
         return True
@@ -139,7 +141,7 @@ def remove_unless_shared(path: str, *, lock_file: str, below: str) -> bool:
         with suppress(FileNotFoundError):
             handle = os.open(lock_file, os.O_RDONLY)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        files.remove(path, below=below)
+        storage.remove(path, below=below)
     except BlockingIOError:
         return False
     finally:

@@ -17,7 +17,7 @@ from featurestore.errors import DatasetDamaged, TrainingDatasetNotFound, WriteCo
 from featurestore.model.json_object import JsonObject
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import MANIFEST_FILE
-from featurestore.storage import files, revisions, storage_for
+from featurestore.storage import revisions, storage_for
 
 ANNOTATIONS_FILE = "described.json"
 
@@ -29,7 +29,7 @@ def manifest_path(directory: str) -> str:
 
 def is_finished(directory: str) -> bool:
     """Return True if a directory contains a finished dataset, whose manifest is written last."""
-    return files.exists(manifest_path(directory))
+    return storage_for(directory).exists(manifest_path(directory))
 
 
 def read_manifest(directory: str) -> Manifest:
@@ -40,13 +40,14 @@ def read_manifest(directory: str) -> Manifest:
         FormatTooNew: A newer release wrote the manifest.
         DatasetDamaged: The manifest was modified or truncated.
     """
+    storage = storage_for(directory)
     path = manifest_path(directory)
-    if not files.exists(path):
+    if not storage.exists(path):
         raise TrainingDatasetNotFound(
             f"{directory!r} is not a training dataset: it has no {MANIFEST_FILE}.",
             hint="pass the directory of one version, such as <location>/trainingdatasets/<name>/v1",
         )
-    return Manifest.from_bytes(files.read_bytes(path), path=path)
+    return Manifest.from_bytes(storage.read_bytes(path), path=path)
 
 
 def write_manifest(directory: str, manifest: Manifest) -> None:
@@ -55,12 +56,13 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
     Raises:
         WriteConflict: Another export has already published its manifest at the URI.
     """
+    storage = storage_for(directory)
     path = manifest_path(directory)
     # A local directory has one registry, which gives a version to one export. At a URI, exports of
     # several registries can have the same version, so the first manifest wins.
     if not storage_for(path).needs_claims:
-        files.write_atomically(path, manifest.to_bytes())
-    elif not files.write_new(path, manifest.to_bytes()):
+        storage.write_atomically(path, manifest.to_bytes())
+    elif not storage.write_new(path, manifest.to_bytes()):
         raise WriteConflict(
             f"{directory!r} already has a manifest: another export published this version.",
             hint="export again without version= to create the next version",

@@ -21,7 +21,7 @@ from typing import Any
 
 from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.json_object import CHECKSUM, MalformedJson, parse_object, seal, unseal
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.failures import translate_read_errors
 
 Content = Mapping[str, Any]
@@ -71,7 +71,7 @@ def translate_damage(path: str, error_type: type[FeatureStoreError], hint: str) 
 
 def paths(path: str) -> Iterator[str]:
     """Yield the paths of a file and of its revisions."""
-    if files.exists(path):
+    if storage_for(path).exists(path):
         yield path
     for number in _numbers(path):
         yield _revision_path(path, number)
@@ -117,20 +117,21 @@ def change_json(path: str, change: Callable[[Any], Content], *, below: str) -> C
 
 def write_next(path: str, base: Revision, content: Content, *, below: str) -> bool:
     """Write the revision after ``base``; return False if another writer was faster."""
+    storage = storage_for(path)
     number, change = base.number + 1, uuid.uuid4().hex
     changes = [*base.changes[1 - _LISTED_CHANGES :], change]
     revision = _revision_path(path, number)
-    if not files.write_new(revision, seal({"changes": changes, "content": content})):
+    if not storage.write_new(revision, seal({"changes": changes, "content": content})):
         return False
     # A writer that was suspended creates a number that had existed and was removed with the old
     # revisions. Its change is valid only if the newest revision is based on it.
     if change not in read_newest(path).changes:
-        files.remove(revision, below=below)
+        storage.remove(revision, below=below)
         return False
     for old in _numbers(path):
         if old < number - _OLDER_REVISIONS:
             with suppress(StorageError):  # the next change removes it
-                files.remove(_revision_path(path, old), below=below)
+                storage.remove(_revision_path(path, old), below=below)
     return True
 
 
@@ -164,7 +165,7 @@ def read_newest(path: str) -> Revision:
 
 def _numbers(path: str) -> list[int]:
     """Return the numbers of the revisions in ascending order."""
-    names = map(_FILE_NAME.fullmatch, files.list_directory(_folder(path)))
+    names = map(_FILE_NAME.fullmatch, storage_for(path).list_directory(_folder(path)))
     return [int(match[1]) for match in names if match is not None]
 
 

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model.manifest import ManifestFile, ManifestShard
 from featurestore.plugins.format import WrittenFile
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.failures import translate_write_errors
+from featurestore.storage.location import local_directory
 from featurestore.storage.locks import exclusive_lock, lock_shared, remove_unless_shared
 
 if TYPE_CHECKING:
@@ -111,8 +112,10 @@ class ShardCache:
             was_fetched = False
             for file, path in copies:
                 if not _has_size(path, file.bytes):
-                    source = files.resolve_inside(directory, file.path)
-                    write_verified(files.read_chunks(source), path, sha256=file.sha256)
+                    source = storage_for(directory).resolve_inside(directory, file.path)
+                    write_verified(
+                        storage_for(source).read_chunks(source), path, sha256=file.sha256
+                    )
                     was_fetched = True
             # The modification time of a copy is the time of its last use.
             with suppress(FileNotFoundError):
@@ -124,7 +127,7 @@ class ShardCache:
     def _locked(self, sha256: str) -> Iterator[None]:
         """Lock a shard, so that only one process or thread on this machine fetches it."""
         folder = os.path.join(self.folder, _LOCKS)
-        files.make_directory(folder)
+        storage_for(folder).make_directory(folder)
         # Lock files are never removed: a process could hold the lock of a removed file while
         # another one locks a new file. 256 files serve all shards.
         with (
@@ -137,7 +140,7 @@ class ShardCache:
         """Evict the least recently used copies, and temporary files older than a day."""
         copies = []
         abandoned = time.time() - _ABANDONED_SECONDS
-        for name in files.list_directory(self.folder):
+        for name in storage_for(self.folder).list_directory(self.folder):
             path = os.path.join(self.folder, name)
             with suppress(FileNotFoundError):
                 status = os.stat(path)
@@ -175,7 +178,7 @@ def open_cache(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCa
         return None
     if max_bytes < 1:
         raise InvalidArgument(f"cache_bytes={max_bytes!r} must be positive.", hint="20 * 10**9")
-    return ShardCache(files.local_directory(folder), max_bytes)
+    return ShardCache(local_directory(folder), max_bytes)
 
 
 @contextmanager
@@ -187,7 +190,7 @@ def local_path(
     A copy may be evicted after the block ends; files opened in the block remain readable.
     """
     if cache is None and storage_for(directory).is_local:
-        yield files.resolve_inside(directory, shard.path)
+        yield storage_for(directory).resolve_inside(directory, shard.path)
         return
     with (cache or default_cache()).locked_copy(directory, shard) as path:
         yield path
@@ -200,7 +203,7 @@ def write_verified(chunks: Iterator[bytes], target: str, *, sha256: str) -> None
         DatasetDamaged: The SHA-256 differs.
     """
     folder, name = os.path.split(target)
-    files.make_directory(folder)
+    storage_for(folder).make_directory(folder)
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
     digest, size = hashlib.sha256(), 0
     try:

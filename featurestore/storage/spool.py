@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import pyarrow as pa
 
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.failures import translate_write_errors
 
 _BUFFER_BYTES = 1 << 20
@@ -24,7 +24,7 @@ class BatchFile:
     """
 
     def __init__(self, directory: str, schema: pa.Schema) -> None:
-        files.make_directory(directory)
+        storage_for(directory).make_directory(directory)
         with ExitStack() as resources:
             with translate_write_errors(directory):
                 handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from featurestore.errors import ConfigurationError, EngineError
-from featurestore.storage import files, supervisor
+from featurestore.storage import storage_for, supervisor
 from featurestore.storage.appending import open_log
 
 _PATIENCE_SECONDS = 20
@@ -46,7 +46,7 @@ class SupervisedProcess:
                 "Worker processes require process groups, which Windows does not have.",
                 hint="run Python in WSL: wsl --install",
             )
-        files.make_directory(directory)
+        storage_for(directory).make_directory(directory)
         # Isolated mode: modules of the working directory or of PYTHONPATH must not replace those of
         # the standard library.
         options = [supervisor.DETACHED] if detached else []
@@ -107,7 +107,7 @@ def describe_exit(status: int) -> str:
 
 def check_shared_directory(path: str, machine: str) -> None:
     """Raise EngineError if this machine, which ``machine`` describes, cannot access a directory."""
-    if not files.is_directory(path):
+    if not storage_for(path).is_directory(path):
         raise EngineError(
             f"{machine} cannot access {path!r}.",
             hint="move the store to a directory that all machines share",

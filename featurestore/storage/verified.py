@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import ManifestShard
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.shards import PIECE_BYTES, FileDigest, compute_digest
 
@@ -89,7 +89,7 @@ def _paths(shard: ManifestShard, path: str) -> list[tuple[str, str]]:
 
 def _status(path: str) -> FileStatus:
     try:
-        return files.status(path)
+        return storage_for(path).status(path)
     except OSError as error:
         raise DatasetDamaged(
             f"The file {path!r} cannot be read: {error.strerror or error}."

@@ -15,8 +15,9 @@ from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import is_address
 from featurestore.progress import set_progress
 from featurestore.session import DeferredEngine, Session
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.connections import use_options
+from featurestore.storage.location import location_of
 from featurestore.storage.publication import is_durable
 from featurestore.store.facade import FeatureStore
 
@@ -91,7 +92,8 @@ def connect(
             f"token= requires the address of a served store, not {settings.location!r}.",
             hint="featurestore.connect('http://host:8787', token='fs_...')",
         )
-    directory = files.location_of(settings.location)
+    directory = location_of(settings.location)
+    storage = storage_for(directory)
     if not storage_for(directory).is_local:
         check_remote(directory, settings)
         use_options(directory, storage_options)
@@ -102,9 +104,9 @@ def connect(
         )
     # A store in a directory without write access can be read. A new store cannot be created there,
     # which ensure_writable reports.
-    read_only = is_store(directory, url=settings.registry) and not files.is_writable(directory)
+    read_only = is_store(directory, url=settings.registry) and not storage.is_writable(directory)
     if not read_only:
-        files.ensure_writable(directory)
+        storage.ensure_writable(directory)
     engine_source: Engine | DeferredEngine
     # An engine checks its settings in the environment when it is created.
     prefix = f"FEATURESTORE_{settings.engine.upper()}_"

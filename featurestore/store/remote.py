@@ -23,7 +23,7 @@ from featurestore.model.verification import GroupVerifyReport
 from featurestore.model.window_features import WindowFeature, window_to_json
 from featurestore.plugins.remote import open_client
 from featurestore.retrieval import check_dataframe_type, convert
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.shards import write_verified
 from featurestore.store.connected import StoreBase
 from featurestore.store.facade import FeatureStore
@@ -119,7 +119,7 @@ class RemoteTrainingDataset(TrainingDataset):
             content = self.client.file_chunks(f"{self._address}/files/{file_entry['path']}")
             write_verified(
                 content,
-                files.resolve_inside(folder, file_entry["path"]),
+                storage_for(folder).resolve_inside(folder, file_entry["path"]),
                 sha256=file_entry["sha256"],
             )
             return read_registered(folder, self.manifest)

@@ -31,7 +31,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.testing.relation_conformance import NOON, make_rows, read_ids, rows
 
 SCHEMA = make_rows(0).schema
@@ -182,7 +182,7 @@ class TableConformance:
         assert read([]) == []
         # A version contains only its own files, and other files are not needed.
         assert read(paths, version=1) == tables[0].to_pylist()
-        files.remove(paths[0], below=path)
+        storage_for(paths[0]).remove(paths[0], below=path)
         assert read(paths[1:]) == tables[1].to_pylist()
         with pytest.raises(TableDamaged, match=os.path.basename(paths[0])):
             read(paths)
@@ -405,7 +405,12 @@ class TableConformance:
         stored_rows = rows(engine, engine.read_table(path), sort_by="price")
         assert stored_rows == prices(wide, *expected).to_pylist()
         for file in read_snapshot(path).files:
-            assert parquet.read_schema(files.open_ranges(file.path)).field("price").type == wide
+            assert (
+                parquet.read_schema(storage_for(file.path).open_ranges(file.path))
+                .field("price")
+                .type
+                == wide
+            )
 
     def test_compaction_keeps_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
@@ -450,7 +455,7 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         write(engine, path, rows_with_ids(1))
         (file,) = read_snapshot(path).files
-        files.remove(file.path, below=path)
+        storage_for(file.path).remove(file.path, below=path)
         with pytest.raises(TableDamaged, match=os.path.basename(file.path)):
             ids(engine, path)
 
@@ -484,7 +489,7 @@ class TableConformance:
             write(engine, path, rows_with_ids(number))
         # With a checkpoint every two commits, later versions are read from a checkpoint and the
         # commits after it.
-        log = files.list_directory(os.path.join(path, "_delta_log"))
+        log = storage_for(path).list_directory(os.path.join(path, "_delta_log"))
         assert [name for name in log if name.endswith("2.checkpoint.parquet")]
         assert ids(engine, path) == list(range(3))
         assert ids(engine, path, version=2) == list(range(2))
@@ -498,7 +503,7 @@ class TableConformance:
         engine.write(path, staged, TableWrite("append"))
         engine.write(path, engine.filter(staged, "id < 5"), TableWrite("upsert", key=("id",)))
         assert ids(engine, path) == list(range(1000))
-        files.remove(str(tmp_path / "stage"), below=str(tmp_path))
+        storage_for(str(tmp_path / "stage")).remove(str(tmp_path / "stage"), below=str(tmp_path))
         assert (
             rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
             == make_rows(1000).to_pylist()

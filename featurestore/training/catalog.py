@@ -16,7 +16,6 @@ from featurestore.registry import training_datasets
 from featurestore.registry.artifacts import models
 from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import Annotations, change_annotations
 from featurestore.training.dataset import TrainingDataset
@@ -107,7 +106,7 @@ def clean_all(session: Session) -> list[str]:
     actions = recover(session)
     # Directories are listed instead of registrations, because an interrupted export has no
     # registration yet.
-    for name in files.list_directory(session.paths.training_datasets):
+    for name in session.storage.list_directory(session.paths.training_datasets):
         with session.registry.transaction() as connection:
             actions += DATASETS.remove_abandoned(connection, session.location, name)
     actions += remove_unclaimed_stages(session)

@@ -35,7 +35,7 @@ from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import check_source_files, pin_sources
 from featurestore.registry import artifacts, training_datasets
 from featurestore.session import Session
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import write_manifest
 from featurestore.training.dataset import TrainingDataset
@@ -99,7 +99,7 @@ def create(
         in_flight(session, operation="export", name=training.name, version=training.version) as run,
         open_progress(progress) as reports,
     ):
-        files.make_directory(session.paths.staging)
+        session.storage.make_directory(session.paths.staging)
         # External groups are copied only now, after the request was checked, because a snapshot
         # reads all rows.
         snapshot_data, reads = pin_external_groups(session, data)
@@ -377,7 +377,9 @@ class ExportProgress:
         assert self._report is not None
         interval = _URI_POLL_INTERVAL if storage_for(directory).prefers_listing else _POLL_INTERVAL
         while not stop.wait(interval):
-            size = sum(status.size for _, status in files.walk_with_status(directory))
+            size = sum(
+                status.size for _, status in storage_for(directory).walk_with_status(directory)
+            )
             self._report("write shards", min(rows, int(size / bytes_per_row)), rows)
 
 

@@ -21,7 +21,7 @@ from featurestore.plugins.format import find_format
 from featurestore.progress import show_progress
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
-from featurestore.storage.location import require_local
+from featurestore.storage.location import location_of, require_local
 from featurestore.storage.manifests import read_annotations, read_manifest
 from featurestore.storage.shards import DEFAULT_CACHE_BYTES, open_cache
 from featurestore.training.model_inputs import ModelInputs
@@ -86,7 +86,7 @@ class TrainingDataset(ModelInputs):
         >>> TrainingDataset.open(path).num_rows("train")
         4
         """
-        directory = files.location_of(path)
+        directory = location_of(path)
         # Set before the first read: the manifest itself is in the bucket.
         if storage_options is not None:
             use_options(directory, storage_options)
@@ -143,7 +143,7 @@ class TrainingDataset(ModelInputs):
         Raises:
             InvalidSplit: Lists the available splits.
         """
-        return files.resolve_inside(self.path, self.manifest.split(split).name)
+        return storage_for(self.path).resolve_inside(self.path, self.manifest.split(split).name)
 
     def url_of(self, split: str) -> str:
         """Return the directory of a split as a URL, which petastorm readers require.
@@ -415,7 +415,7 @@ class TrainingDataset(ModelInputs):
 
             return count_split_statistics(self, split)
         # Paths in a manifest must not lead outside of the dataset.
-        path = files.resolve_inside(self.path, entry["path"])
+        path = storage_for(self.path).resolve_inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:
             raise DatasetDamaged(
                 f"The SHA-256 of the statistics file {path!r} differs from the manifest.",

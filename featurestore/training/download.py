@@ -10,7 +10,8 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import MANIFEST_FILE
 from featurestore.model.threads import independent_tasks
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
+from featurestore.storage.location import local_directory
 from featurestore.storage.manifests import is_finished, read_manifest, write_manifest
 from featurestore.storage.shards import write_verified
 
@@ -37,7 +38,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
         DatasetDamaged: The SHA-256 of a file differs from the manifest.
         StorageError: A file cannot be read or written.
     """
-    directory = files.local_directory(target)
+    directory = local_directory(target)
     # Another dataset's files would be mixed with these, and both manifests would be wrong.
     if is_finished(directory) and read_manifest(directory) != manifest:
         raise InvalidArgument(
@@ -53,8 +54,11 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
 
     def get(path: str) -> None:
         # A manifest is untrusted input: a path in it must not lead outside the directory.
-        target_path = files.resolve_inside(directory, path)
-        if files.exists(target_path) and files.sha256(target_path) == expected_hashes[path]:
+        target_path = storage_for(directory).resolve_inside(directory, path)
+        if (
+            storage_for(target_path).exists(target_path)
+            and files.sha256(target_path) == expected_hashes[path]
+        ):
             progress.advance(sizes.get(path, 0))
             return
         chunks = read_bytes(path)
@@ -78,7 +82,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
 def _check_directory(directory: str, expected_paths: list[str]) -> None:
     """Raise InvalidArgument if the directory contains files that no download has written."""
     expected_names = {path.partition("/")[0] for path in expected_paths}
-    for name in files.list_directory(directory):
+    for name in storage_for(directory).list_directory(directory):
         # An interrupted download leaves files with this suffix.
         if name not in expected_names and not name.endswith(".tmp"):
             raise InvalidArgument(
@@ -91,7 +95,7 @@ def stored_bytes(directory: str) -> ByteReader:
     """Return a function for ``download`` that reads dataset files from a directory or URI."""
 
     def read_bytes(path: str) -> Iterator[bytes]:
-        return files.read_chunks(os.path.join(directory, path))
+        return storage_for(directory).read_chunks(os.path.join(directory, path))
 
     return read_bytes
 

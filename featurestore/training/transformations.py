@@ -28,7 +28,7 @@ from featurestore.errors import (
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import NamedColumn, check_distinct_names, mask_name
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.transform.fit import (
     ColumnChain,
     ColumnState,
@@ -155,7 +155,7 @@ def statistics_by_column(directory: str, manifest: Manifest, split: str) -> dict
     entry = manifest.statistics.get(split)
     if entry is None:
         return {}
-    data = files.read_json(files.resolve_inside(directory, entry["path"]))
+    data = files.read_json(storage_for(directory).resolve_inside(directory, entry["path"]))
     return {column.name: column for column in Statistics.from_json(data).columns}
 
 
@@ -198,10 +198,11 @@ def fit_dataset(
 
 def write_transformations(directory: str, fitted: Transformations) -> dict[str, str]:
     """Write the transformations file unless it exists, and return its manifest entry."""
+    storage = storage_for(directory)
     path = os.path.join(directory, fitted.path)
     # Files are named by their content, so an intact file needs no rewrite.
-    if not files.exists(path) or files.sha256(path) != fitted.sha256:
-        files.write_atomically(path, fitted.to_bytes())
+    if not storage.exists(path) or files.sha256(path) != fitted.sha256:
+        storage.write_atomically(path, fitted.to_bytes())
     return {"path": fitted.path, "sha256": fitted.sha256}
 
 
@@ -275,10 +276,11 @@ def resolve_transformations(
 
 
 def _read(directory: str, relative: str, sha256: str) -> Transformations:
-    path = files.resolve_inside(directory, relative)
-    if not files.exists(path) or files.sha256(path) != sha256:
+    path = storage_for(directory).resolve_inside(directory, relative)
+    storage = storage_for(path)
+    if not storage.exists(path) or files.sha256(path) != sha256:
         raise DatasetDamaged(
             f"The SHA-256 of the transformations file {path!r} differs from the expected one.",
             hint="restore the file from a copy, or fit them again: dataset.fit(...)",
         )
-    return Transformations.from_bytes(files.read_bytes(path), path=path)
+    return Transformations.from_bytes(storage.read_bytes(path), path=path)

@@ -25,7 +25,7 @@ from featurestore.model import display
 from featurestore.model.manifest import Manifest, ManifestFile, ManifestShard
 from featurestore.model.paths import MANIFEST_FILE
 from featurestore.plugins.format import DatasetFormat, find_format
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.manifests import read_manifest
 from featurestore.storage.shards import PIECE_BYTES, compute_digest, is_temporary, local_path
 from featurestore.training.export.assignment import SplitRule, assign_groups
@@ -171,7 +171,7 @@ def unknown_files(directory: str, manifest: Manifest) -> Iterator[DatasetProblem
         posixpath.dirname(path) for path in known_paths if path.partition("/")[0] in splits
     }
     for folder in sorted(folders):
-        for name in files.list_directory(os.path.join(directory, folder)):
+        for name in storage_for(directory).list_directory(os.path.join(directory, folder)):
             path = f"{folder}/{name}"
             # A task attempt that is killed after the end of the export leaves a temporary file.
             if path not in known_paths | folders and not is_temporary(name):
@@ -205,7 +205,7 @@ def file_problems(
         yield DatasetProblem(file.path, absent)
         return
     path = os.path.join(directory, file.path)
-    size = files.size(path)
+    size = storage_for(path).size(path)
     if size != file.bytes:
         message = f"has {size:,} bytes, but {file.bytes:,} in the manifest"
         # The end of the shorter of both is the first byte that certainly differs.
@@ -244,7 +244,7 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Dat
     # Later fits are not in the manifest. Their file name is their hash.
     expected = {
         f"{TRANSFORMATIONS}/{name}": name.removesuffix(".json")
-        for name in files.list_directory(os.path.join(directory, TRANSFORMATIONS))
+        for name in storage_for(directory).list_directory(os.path.join(directory, TRANSFORMATIONS))
         if not name.startswith(".")
     }
     if manifest.transformations is not None:
@@ -260,10 +260,10 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Dat
 def _missing_reason(directory: str, relative: str) -> str | None:
     """Return the reason why a file cannot be checked, or None if it can."""
     try:
-        path = files.resolve_inside(directory, relative)
+        path = storage_for(directory).resolve_inside(directory, relative)
     except StorageError as error:
         return error.message
-    return None if files.exists(path) else "is missing"
+    return None if storage_for(path).exists(path) else "is missing"
 
 
 def _count_equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:

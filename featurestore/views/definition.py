@@ -38,7 +38,6 @@ from featurestore.retrieval.resolve import find_spec, resolve
 from featurestore.retrieval.view_rows import retrieve_rows
 from featurestore.retrieval.windows import infer_aggregate_type
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.publication import Publication
 from featurestore.training.export.assignment import to_column_names
@@ -223,9 +222,9 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
         directory = session.paths.feature_view(view.name, view.version)
         staged = VIEWS.published_file(run.staging)
         # The file is complete before it is linked, so readers never see a partial definition.
-        files.write_atomically(staged, view.to_bytes())
-        files.make_directory(os.path.dirname(directory), durable=True)
-        files.make_directory(directory, durable=True)
+        session.storage.write_atomically(staged, view.to_bytes())
+        session.storage.make_directory(os.path.dirname(directory), durable=True)
+        session.storage.make_directory(directory, durable=True)
         # Recovery may have revoked a run that was considered dead; after this check only the link
         # follows.
         run.check_intent()

@@ -33,7 +33,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.models import MODELS
 from featurestore.registry.artifacts import models as index
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.publication import Publication
 from featurestore.transform.fitted import Transformations
@@ -76,7 +76,7 @@ class Model:
     @property
     def artifact(self) -> str:
         """The path of the model file or folder."""
-        return files.resolve_inside(self.path, self.spec.artifact)
+        return self.session.storage.resolve_inside(self.path, self.spec.artifact)
 
     @property
     def flavor(self) -> str:
@@ -150,11 +150,11 @@ class Model:
             return None
         path = os.path.join(self.path, TRANSFORMATIONS_FILE)
         # Other transformations would change predictions without an error.
-        if not files.exists(path) or files.sha256(path) != self.spec.transformations:
+        if not self.session.storage.exists(path) or files.sha256(path) != self.spec.transformations:
             raise ModelDamaged(
                 f"{path!r} differs from the registered file.", hint="restore it from a copy"
             )
-        return Transformations.from_bytes(files.read_bytes(path), path=path)
+        return Transformations.from_bytes(self.session.storage.read_bytes(path), path=path)
 
     def load(self, *, trust: bool = False) -> Any:
         """Load and return the model.
@@ -287,18 +287,18 @@ def publish(
     """
     with in_flight(session, operation=MODELS.creation, name=spec.name, version=version) as run:
         directory = session.paths.model(spec.name, run.version)
-        files.make_directory(directory, durable=True)
+        session.storage.make_directory(directory, durable=True)
         # All files are complete before ``model.json`` appears; a directory without it is not a
         # model.
         target = os.path.join(directory, ARTIFACT, os.path.basename(artifact))
         copied = _copy(artifact, target, directory)
         if fitted is not None:
-            files.write_atomically(os.path.join(directory, TRANSFORMATIONS_FILE), fitted)
+            session.storage.write_atomically(os.path.join(directory, TRANSFORMATIONS_FILE), fitted)
         directories.write_annotations(directory, annotations)
         relative = os.path.relpath(target, directory)
         published_spec = replace(spec, version=run.version, artifact=relative, files=copied)
         staged = MODELS.published_file(run.staging)
-        files.write_atomically(staged, published_spec.to_bytes())
+        session.storage.write_atomically(staged, published_spec.to_bytes())
         # Another process may have considered this one dead and removed its files.
         run.check_intent()
         with Publication() as publication:
@@ -320,15 +320,16 @@ def publish(
 
 def _copy(source: str, target: str, directory: str) -> tuple[ModelFile, ...]:
     """Copy a file or folder, and return the copied files."""
+    storage = storage_for(source)
     pairs = [(source, target)]
-    if files.is_directory(source):
-        paths = files.walk(source)
+    if storage.is_directory(source):
+        paths = storage.walk(source)
         pairs = [(path, os.path.join(target, os.path.relpath(path, source))) for path in paths]
     copied = []
     for source_path, path in sorted(pairs):
-        files.write_atomically(path, files.read_bytes(source_path))
+        storage_for(path).write_atomically(path, storage_for(source_path).read_bytes(source_path))
         relative = os.path.relpath(path, directory)
-        copied.append(ModelFile(relative, files.size(path), files.sha256(path)))
+        copied.append(ModelFile(relative, storage_for(path).size(path), files.sha256(path)))
     return tuple(copied)
 
 

@@ -38,7 +38,8 @@ from featurestore.model.registered_model import (
     ModelFile,
     ModelSpec,
 )
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 # These need trust only if a file contains code.
 SAFE_FLAVORS = (*KERAS_FLAVORS, "torch", *BOOSTERS)
@@ -59,28 +60,29 @@ def detect_flavor(path: str) -> Flavor:
     Raises:
         InvalidArgument: The format is unknown.
     """
+    storage = storage_for(path)
     name = os.path.basename(path)
     ending = os.path.splitext(name)[1]
-    if ending == ".keras" and files.is_file(path):
+    if ending == ".keras" and storage.is_file(path):
         return _keras_flavor(path)
-    if ending == ".pt2" and files.is_file(path):
+    if ending == ".pt2" and storage.is_file(path):
         return "torch"
-    if ending == jax_files.ENDING and files.is_file(path):
+    if ending == jax_files.ENDING and storage.is_file(path):
         return "jax"
-    if ending in torch_files.STATE_DICT_ENDINGS and files.is_file(path):
+    if ending in torch_files.STATE_DICT_ENDINGS and storage.is_file(path):
         raise InvalidArgument(
             f"{name!r} cannot predict: a state dict has the tensors of a PyTorch module without its "
             "code, and TorchScript is not supported.",
             hint="program = torch.export.export(module.eval(), (inputs,), "
             "dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)); context.save(program)",
         )
-    if ending in _PICKLED and files.is_file(path):
+    if ending in _PICKLED and storage.is_file(path):
         return _PICKLED[ending]  # type: ignore[return-value]
-    if ending in boosters.ENDINGS and files.is_file(path):
-        library = boosters.detect_booster(next(files.read_chunks(path), b""))
+    if ending in boosters.ENDINGS and storage.is_file(path):
+        library = boosters.detect_booster(next(storage.read_chunks(path), b""))
         if library is not None:
             return library  # type: ignore[return-value]
-    if files.is_file(os.path.join(path, "saved_model.pb")):
+    if storage.is_file(os.path.join(path, "saved_model.pb")):
         return "tensorflow"
     if spark_pipelines.is_pipeline(path):
         return "spark"
@@ -94,7 +96,7 @@ def detect_flavor(path: str) -> Flavor:
 
 def _keras_flavor(path: str) -> Flavor:
     """Detect the Keras version that wrote a file."""
-    entries = read_archive(files.read_bytes(path), title=repr(path), writer="Keras")
+    entries = read_archive(storage_for(path).read_bytes(path), title=repr(path), writer="Keras")
     try:
         version = str(json.loads(entries["metadata.json"])["keras_version"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -111,7 +113,7 @@ def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> N
     """
     if trust:
         return
-    content = files.read_bytes(path) if flavor in SAFE_FLAVORS else b""
+    content = storage_for(path).read_bytes(path) if flavor in SAFE_FLAVORS else b""
     _check_content(content, flavor, trust=False, title=repr(path), description=description)
 
 
@@ -126,7 +128,11 @@ def load_object(path: str, flavor: str, *, trust: bool = False) -> LoadedModel:
     description = repr(os.path.basename(path))
     if flavor in _FILE_FLAVORS:
         return _load_content(
-            files.read_bytes(path), flavor, trust=trust, title=repr(path), description=description
+            storage_for(path).read_bytes(path),
+            flavor,
+            trust=trust,
+            title=repr(path),
+            description=description,
         )
     _check_content(b"", flavor, trust=trust, title=repr(path), description=description)
     return _load_folder(path, flavor)
@@ -144,7 +150,7 @@ def load_registered(directory: str, spec: ModelSpec, *, trust: bool) -> LoadedMo
         UntrustedModel: A file contains code and ``trust`` is False.
         ModelDamaged: A file is missing or changed, or was not written by its library.
     """
-    path = files.resolve_inside(directory, spec.artifact)
+    path = storage_for(directory).resolve_inside(directory, spec.artifact)
     description = f"Model {spec.name!r} version {spec.version}"
     if spec.flavor in _FILE_FLAVORS:
         registered_files = [file for file in spec.files if file.path == spec.artifact]
@@ -159,17 +165,17 @@ def load_registered(directory: str, spec: ModelSpec, *, trust: bool) -> LoadedMo
         # Executors of a cluster read the files, too, so a copy of this process would not do.
         check_files(directory, spec)
         return _load_folder(path, spec.flavor)
-    copy = files.temporary_directory()
+    copy = temporary_directory()
     try:
         for file in spec.files:
             content = _read_registered(directory, spec, file)
-            files.write_atomically(os.path.join(copy, file.path), content)
+            storage_for(copy).write_atomically(os.path.join(copy, file.path), content)
         model = _load_folder(os.path.join(copy, spec.artifact), spec.flavor)
     except BaseException:
-        files.remove_temporary(copy)
+        remove_temporary(copy)
         raise
     # A SavedModel may read its assets later.
-    weakref.finalize(model, files.remove_temporary, copy)
+    weakref.finalize(model, remove_temporary, copy)
     return model
 
 
@@ -234,14 +240,14 @@ def _load_content(
 
 def _load_network(content: bytes, flavor: str, *, is_data: bool) -> LoadedModel:
     """Load a network of Keras, which reads only files, from a private file."""
-    directory = files.temporary_directory()
+    directory = temporary_directory()
     try:
         path = os.path.join(directory, "model.keras")
-        files.write_atomically(path, content)
+        storage_for(path).write_atomically(path, content)
         # Predictions need neither the optimizer nor losses, which may be functions of the author.
         return _import_library(flavor).models.load_model(path, compile=False, safe_mode=is_data)
     finally:
-        files.remove_temporary(directory)
+        remove_temporary(directory)
 
 
 def _load_folder(path: str, flavor: str) -> LoadedModel:
@@ -256,22 +262,24 @@ def check_files(directory: str, spec: ModelSpec) -> None:
     Raises:
         ModelDamaged: A file is missing, changed, or not registered.
     """
+    storage = storage_for(directory)
     for file in spec.files:
-        path = files.resolve_inside(directory, file.path)
-        if not files.exists(path) or files.sha256(path) != file.sha256:
+        path = storage.resolve_inside(directory, file.path)
+        if not storage_for(path).exists(path) or files.sha256(path) != file.sha256:
             raise _changed_error(path, spec)
-    artifact = files.resolve_inside(directory, spec.artifact)
-    if files.is_directory(artifact):
+    artifact = storage.resolve_inside(directory, spec.artifact)
+    if storage_for(artifact).is_directory(artifact):
         registered_paths = {os.path.join(directory, file.path) for file in spec.files}
-        for path in files.walk(artifact):
+        for path in storage_for(artifact).walk(artifact):
             if path not in registered_paths:
                 raise _changed_error(path, spec)
 
 
 def _read_registered(directory: str, spec: ModelSpec, file: ModelFile) -> bytes:
     """Return the content of a file, which has the registered hash."""
-    path = files.resolve_inside(directory, file.path)
-    content = files.read_bytes(path) if files.exists(path) else b""
+    path = storage_for(directory).resolve_inside(directory, file.path)
+    storage = storage_for(path)
+    content = storage.read_bytes(path) if storage.exists(path) else b""
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise _changed_error(path, spec)
     return content

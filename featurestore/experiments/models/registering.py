@@ -35,7 +35,7 @@ from featurestore.model.requests import ViewRequest
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, window_from_json
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.training.dataset import TrainingDataset
 from featurestore.transform.fitted import Transformations
 from featurestore.views.definition import define
@@ -71,7 +71,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     """
     path = _resolve_artifact(run, request.artifact)
     # The record has checksums only of files in the run's directory.
-    if files.is_below(path, run.path):
+    if storage_for(path).is_below(path, run.path):
         run_catalog.verify(run.session, run.record, artifacts=[os.path.relpath(path, run.path)])
     flavor = loading.detect_flavor(path)
     description = f"{os.path.basename(path)!r} of run {run.id!r}"
@@ -202,8 +202,8 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
             path = os.path.abspath(artifact)
         else:
             run_files.check_own_files(run.path, artifact)
-            path = files.resolve_inside(run.path, artifact)
-        if not files.exists(path) and not files.is_directory(path):
+            path = storage_for(run.path).resolve_inside(run.path, artifact)
+        if not storage_for(path).exists(path) and not storage_for(path).is_directory(path):
             raise ModelNotFound(
                 f"Run {run.id!r} has no artifact {artifact!r}. Available: {listing(run.artifacts)}.",
                 hint="a training function saves its model in context.artifact_dir",

@@ -23,7 +23,7 @@ from featurestore.ingest import to_relation
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.registered_model import LABEL_TIME, MODEL_VERSION, PREDICTION, ModelSpec
 from featurestore.model.times import from_micros
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
@@ -51,7 +51,9 @@ _ADDED_PARAMETERS = ("outputCol", "outputCols", "predictionCol", "probabilityCol
 
 def is_pipeline(path: str) -> bool:
     """Return True for a folder written by ``PipelineModel.save``, without executing code."""
-    return all(files.is_directory(os.path.join(path, name)) for name in ("metadata", "stages"))
+    return all(
+        storage_for(path).is_directory(os.path.join(path, name)) for name in ("metadata", "stages")
+    )
 
 
 def find_classes(path: str) -> list[str]:
@@ -130,10 +132,11 @@ def _read_stages(path: str) -> Iterator[JsonDict]:
 
 def _read_metadata(folder: str) -> Any:
     """Return the metadata of a stage: the first line of the text files of a folder."""
+    storage = storage_for(folder)
     directory = os.path.join(folder, "metadata")
-    for name in sorted(files.list_directory(directory)):
-        if not name.startswith((".", "_")) and files.size(os.path.join(directory, name)):
-            text = files.read_text(os.path.join(directory, name))
+    for name in sorted(storage.list_directory(directory)):
+        if not name.startswith((".", "_")) and storage.size(os.path.join(directory, name)):
+            text = storage.read_text(os.path.join(directory, name))
             return json.loads(text.partition("\n")[0])
     raise KeyError("metadata")
 

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DatabaseError
 from featurestore.errors import RegistryDamaged, RegistryTooNew, listing
 from featurestore.registry import schema, search_documents, stores, tables, unregistered
 from featurestore.registry.schema import revision_table
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from featurestore.registry.database import Registry
@@ -32,7 +32,7 @@ _UPGRADE_LOCK = 4_918_274_610
 @cache
 def known_revisions() -> list[str]:
     """Return all revisions in this release, oldest first."""
-    names = files.list_directory(os.path.join(DIRECTORY, "versions"))
+    names = storage_for(DIRECTORY).list_directory(os.path.join(DIRECTORY, "versions"))
     numbered = [name for name in names if name.endswith(".py") and name[0].isdigit()]
     return sorted(name.split("_")[0] for name in numbered)
 

@@ -26,7 +26,7 @@ from featurestore.plugins.native import (
     RecordTask,
 )
 from featurestore.statistics import StatisticsState
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.shards import is_temporary
 from featurestore.training.export.assignment import SHARD
 from featurestore.training.export.boundaries import HASH, row_hashes
@@ -82,6 +82,7 @@ def write_shards(
     Empty shards are written in this process. ``statistics`` counts the rows while they are written.
     ``records`` are the rows if the engine writes the shards itself.
     """
+    storage = storage_for(directory)
     request = rows.request
     shards = planned_shards(request, plan)
     writer = ShardWriter(
@@ -115,9 +116,9 @@ def write_shards(
     _check_splits(request, plan, summaries)
     # If a cluster retried a task, its first attempt may have left temporary files.
     for folder in sorted({os.path.dirname(shard.path) for shard in shards}):
-        for name in files.list_directory(os.path.join(directory, folder)):
+        for name in storage.list_directory(os.path.join(directory, folder)):
             if is_temporary(name):
-                files.remove(os.path.join(directory, folder, name), below=directory)
+                storage.remove(os.path.join(directory, folder, name), below=directory)
     return summaries
 
 

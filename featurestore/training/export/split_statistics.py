@@ -32,7 +32,7 @@ from featurestore.statistics import (
     statistics_accumulator,
 )
 from featurestore.statistics.clusters import rows_from_bytes, rows_to_bytes, select_cluster_rows
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.boundaries import groups_and_hashes
 from featurestore.training.export.hashed_rows import HashedRows
@@ -304,12 +304,13 @@ def write_statistics(
 
     This function also warns about inputs that look like row numbers or repeat a label.
     """
+    storage = storage_for(directory)
     entries = {}
     for split, statistics in zip(splits, encoded, strict=True):
         statistics_path = os.path.join(STATISTICS, f"{split}.json")
         sample_path = os.path.join(STATISTICS, f"{split}.sample.arrow")
-        files.write_atomically(os.path.join(directory, statistics_path), statistics.content)
-        files.write_atomically(os.path.join(directory, sample_path), statistics.sample)
+        storage.write_atomically(os.path.join(directory, statistics_path), statistics.content)
+        storage.write_atomically(os.path.join(directory, sample_path), statistics.sample)
         # The manifest stores the hash of each file, so that damage is detected.
         entries[split] = {
             **_manifest_entry(directory, statistics_path),
@@ -421,8 +422,8 @@ def cluster_sample(
     source = {"training_dataset": dataset.name, "version": dataset.version, "split": name}
     sample = dataset.manifest.statistics.get(name, {}).get("sample")
     if sample is not None:
-        path = files.resolve_inside(dataset.path, sample["path"])
-        return rows_from_bytes(files.read_bytes(path)), source
+        path = storage_for(dataset.path).resolve_inside(dataset.path, sample["path"])
+        return rows_from_bytes(storage_for(path).read_bytes(path)), source
     return select_cluster_rows(_count_split(dataset, name)), source
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -16,10 +17,12 @@ from featurestore.plugins.engine import find_entry_point
 from featurestore.registry.origins import GROUP, JOB, Object
 from featurestore.registry.recorded_reads import ReadRecorder, recorder_of_run
 from featurestore.registry.tables import featuregroups, job_states
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
     from featurestore.registry import Registry
+    from featurestore.storage import Storage
 
 __all__ = ["FEATUREGROUPS", "STAGING", "TRAININGDATASETS", "Session"]
 
@@ -122,7 +125,12 @@ class Session:
         self.registry.close()
         self.engine_source.close()
 
-    @property
+    @cached_property
+    def storage(self) -> Storage:
+        """The storage of the store's location."""
+        return storage_for(self.location)
+
+    @cached_property
     def paths(self) -> StorePaths:
         """The paths of the store."""
         return StorePaths(self.location)

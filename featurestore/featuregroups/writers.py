@@ -1,7 +1,6 @@
 """The jobs that write a feature group, in the table property ``featurestore.writers``.
 
-The property lets a rebuilt or second registry detect that two jobs write one group. Tables of
-earlier releases lack it; their only writer is the job that created the group.
+The property lets a rebuilt or second registry detect that two jobs write one group.
 """
 
 from __future__ import annotations
@@ -35,17 +34,14 @@ class GroupWriter:
 
 def writers_of(group: OpenGroup) -> dict[str, GroupWriter]:
     """Return the jobs that write a group by name, as recorded in its table."""
-    return _parse_writers(group.state, group.spec.job)
+    return _parse_writers(group.state)
 
 
-def _parse_writers(state: Snapshot, creator: str | None) -> dict[str, GroupWriter]:
-    text = state.properties.get(WRITERS)
-    if text is None:
-        return {} if creator is None else {creator: GroupWriter()}
+def _parse_writers(state: Snapshot) -> dict[str, GroupWriter]:
     try:
         return {
             str(name): GroupWriter(bool(fields.get("stream")), bool(fields.get("shared")))
-            for name, fields in json.loads(text).items()
+            for name, fields in json.loads(state.properties.get(WRITERS, "{}")).items()
         }
     # Any Delta writer can change properties, which must not prevent writes.
     except (ValueError, AttributeError, RecursionError):
@@ -78,7 +74,7 @@ def change_writers(
     """
 
     def change_properties(state: Snapshot, run_id: str) -> PropertyChange | None:
-        current = _parse_writers(state, group.spec.job)
+        current = _parse_writers(state)
         writers = change(current)
         if writers == current:
             return None

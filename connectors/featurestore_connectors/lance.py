@@ -34,8 +34,9 @@ from featurestore.plugins.format import (
     WrittenShard,
 )
 from featurestore.plugins.plain import PlainFormat
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.shards import ShardFile
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 if TYPE_CHECKING:
     from featurestore.model.manifest import Manifest, ManifestSplit
@@ -97,7 +98,7 @@ class LanceFormat(PlainFormat):
 
         schema = schema_from_json(layout["schema"])
         rows = 0
-        folder = files.temporary_directory()
+        folder = temporary_directory()
         try:
             # The library writes to a path, and the file is hashed while it is copied.
             local = os.path.join(folder, "shard.lance")
@@ -106,10 +107,10 @@ class LanceFormat(PlainFormat):
                     writer.write_batch(batch)
                     rows += batch.num_rows
             with ShardFile(directory, path) as file:
-                for chunk in files.read_chunks(local):
+                for chunk in storage_for(local).read_chunks(local):
                     file.write(chunk)
         finally:
-            files.remove_temporary(folder)
+            remove_temporary(folder)
         return WrittenShard(file.written_file, rows)
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
@@ -156,7 +157,8 @@ def _split_manifest(layout: Layout, split: ManifestSplit) -> tuple[str, bytes]:
     from lance.fragment import DataFile, FragmentMetadata
 
     schema = schema_from_json(layout["schema"])
-    folder = files.temporary_directory()
+    folder = temporary_directory()
+    storage = storage_for(folder)
     try:
         # A dataset of one row shows how the columns of the schema are numbered.
         row = pa.table([pa.nulls(1, dtype) for dtype in schema.types], schema=schema)
@@ -181,12 +183,12 @@ def _split_manifest(layout: Layout, split: ManifestSplit) -> tuple[str, bytes]:
         lance.LanceDataset.commit(path, lance.LanceOperation.Overwrite(schema, fragments))
         (name,) = (
             name
-            for name in files.list_directory(os.path.join(path, "_versions"))
+            for name in storage.list_directory(os.path.join(path, "_versions"))
             if name.endswith(".manifest")
         )
-        return name, _without_times(files.read_bytes(os.path.join(path, "_versions", name)))
+        return name, _without_times(storage.read_bytes(os.path.join(path, "_versions", name)))
     finally:
-        files.remove_temporary(folder)
+        remove_temporary(folder)
 
 
 def _without_times(manifest: bytes) -> bytes:

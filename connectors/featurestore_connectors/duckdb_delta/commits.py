@@ -110,7 +110,7 @@ def create(
     durable: bool = True,
 ) -> None:
     """Write commit 0; raise FileExistsError if the table exists."""
-    files.make_directory(os.path.join(path, LOG_FOLDER), durable=durable)
+    storage_for(path).make_directory(os.path.join(path, LOG_FOLDER), durable=durable)
     info = _commit_info(
         "CREATE TABLE",
         {"partitionBy": json.dumps(metadata["partitionColumns"])},

@@ -29,7 +29,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
-from featurestore.storage import files as storage
+from featurestore.storage import storage_for
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
     commits,
@@ -215,7 +215,7 @@ class DuckDBEngine(Engine):
             rows = relation.native.project(
                 sqltext.casts(storage_types, sqltext.types_of(relation.schema))
             )
-        storage.make_directory(directory)
+        storage_for(directory).make_directory(directory)
         # A new folder, since several stages of a write may share the directory.
         folder = os.path.join(directory, f"rows-{uuid.uuid4().hex}")
         input_stream = streams.source_of(relation)

@@ -22,7 +22,7 @@ from featurestore.delta.scan import TableScan, plan_scan
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import InvalidSql, StorageError, listing
 from featurestore.plugins.engine import Relation, TimeRange
-from featurestore.storage import files as storage
+from featurestore.storage import storage_for
 from featurestore.usersql.typed_tables import warn_about_naive_times
 from featurestore_connectors.duckdb_delta import sqltext, streams
 from featurestore_connectors.duckdb_delta.session import Database, relation_lock, watch_source
@@ -233,6 +233,7 @@ def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | 
 
 def _glob_pattern(path: str) -> str:
     """Return the glob pattern of a Parquet file, or of all files in a folder."""
+    storage = storage_for(path)
     escaped = sqltext.literal_path(path)
     if storage.is_directory(path):
         return os.path.join(escaped, "**", "*.parquet")

@@ -31,7 +31,7 @@ from featurestore.delta.table_state import check_writable
 from featurestore.errors import InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Relation, TableWrite, TimeRange
-from featurestore.storage import files as storage
+from featurestore.storage import storage_for
 from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, sqltext, tables
 from featurestore_connectors.duckdb_delta.commits import TableChange
@@ -428,6 +428,7 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
 
     Return the paths of the removed files.
     """
+    storage = storage_for(path)
     removed = remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)
     abandoned = orphan_cutoff_time(retain)
     writing = os.path.join(path, tables.WRITING)

@@ -31,9 +31,9 @@ from featurestore.plugins.engine import (
     TableWrite,
     unknown_columns_error,
 )
-from featurestore.storage import files as storage
-from featurestore.storage import storage_for
+from featurestore.storage import files, storage_for
 from featurestore.storage.publication import Publication
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 from featurestore_connectors.duckdb_delta import commits, sqltext
 from featurestore_connectors.duckdb_delta.relations import NewFile, StagedRows, scan_files
 from featurestore_connectors.duckdb_delta.session import (
@@ -173,7 +173,7 @@ def stage_files(database: Database, query: str, folder: str, *, schema: pa.Schem
             staged_files.append(replace(file, path=target))
             moves.append((file.path, target))
         # Uploaded together, since closing one file on HDFS can take half a second.
-        storage.upload(moves)
+        files.upload(moves)
     return staged_files
 
 
@@ -316,7 +316,7 @@ def move_into_table(
         if not is_local:
             continue
         try:
-            storage.make_directory(directory, durable=publication.durable)
+            storage_for(directory).make_directory(directory, durable=publication.durable)
             try:
                 os.link(file.path, target)
             except OSError:  # another file system, or one without links
@@ -327,7 +327,7 @@ def move_into_table(
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
     checksums: Sequence[str | None] = [file.checksum for file in new_files]
     if not is_local:
-        storage.upload(moves)
+        files.upload(moves)
         # Of the local files, which are read without requests.
         checksums = file_checksums([source for source, _ in moves])
     return [
@@ -343,11 +343,11 @@ def scratch_folder(path: str) -> Iterator[str]:
     For a table at a URI, the folder is local.
     """
     if not storage_for(path).is_local:
-        temporary = storage.temporary_directory()
+        temporary = temporary_directory()
         try:
             yield temporary
         finally:
-            storage.remove_temporary(temporary)
+            remove_temporary(temporary)
         return
     # Inside the table, since files get their final names by hard links, which cannot cross file
     # systems.
@@ -357,7 +357,7 @@ def scratch_folder(path: str) -> Iterator[str]:
         yield folder
     finally:
         with contextlib.suppress(OSError):
-            storage.remove(folder, below=path)
+            storage_for(folder).remove(folder, below=path)
         with contextlib.suppress(OSError):  # not empty: other writers are active
             os.rmdir(os.path.join(path, WRITING))
 

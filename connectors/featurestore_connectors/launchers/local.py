@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from featurestore.plugins.launcher import WORKER_MODULE, Gang, Launcher, RunningGang, WorkerTask
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.supervised import SupervisedProcess, python_path
 
 _GPUS = "/proc/driver/nvidia/gpus"
@@ -84,7 +84,7 @@ def visible_devices() -> list[str]:
     if visible is not None:
         return [device for device in visible.split(",") if device not in ("", "-1")]
     # The NVIDIA driver has one directory per GPU here. CUDA is not initialized.
-    return [str(number) for number, _ in enumerate(files.list_directory(_GPUS))]
+    return [str(number) for number, _ in enumerate(storage_for(_GPUS).list_directory(_GPUS))]
 
 
 def device_shares(devices: Sequence[str], roles: Sequence[str]) -> list[str | None]:

@@ -29,7 +29,8 @@ from featurestore.plugins.online import (
     OnlineConfig,
     OnlineStore,
 )
-from featurestore.storage import files, sqlite_files
+from featurestore.storage import sqlite_files, storage_for
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 from featurestore_connectors.online.connections import (
     ConnectionPool,
     ThreadedReads,
@@ -185,9 +186,10 @@ class SQLiteOnlineStore:
 
     def _connect(self) -> sqlite3.Connection:
         folder = os.path.dirname(self._path)
-        if files.exists(self._path) and not files.is_writable(folder):
+        storage = storage_for(folder)
+        if storage_for(self._path).exists(self._path) and not storage.is_writable(folder):
             return self._connect_to_copy()
-        files.make_directory(folder)
+        storage.make_directory(folder)
         sqlite_files.create_database(self._path)
         connection = sqlite3.connect(
             self._path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False
@@ -230,7 +232,9 @@ class SQLiteOnlineStore:
 
     @contextmanager
     def _transaction(self, synchronous: str = "NORMAL") -> Iterator[sqlite3.Connection]:
-        if self._copy is not None and files.is_writable(os.path.dirname(self._path)):
+        if self._copy is not None and storage_for(self._path).is_writable(
+            os.path.dirname(self._path)
+        ):
             self._drop_copy()
         with self._borrow() as connection:
             if self._copy is not None:
@@ -257,8 +261,8 @@ class _FileCopy:
 
     def __init__(self, path: str) -> None:
         self._sources = [path, f"{path}-wal"]
-        folder = files.temporary_directory()
-        weakref.finalize(self, files.remove_temporary, folder)
+        folder = temporary_directory()
+        weakref.finalize(self, remove_temporary, folder)
         # Before the copy: a change during the copy makes it outdated.
         self._states = sqlite_files.sizes_and_times(self._sources)
         sqlite_files.copy_consistently(self._sources, folder)

@@ -38,11 +38,12 @@ from featurestore.errors import (
 from featurestore.model.times import parse_moment
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.connections import delta_options, options_of
 from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
+from featurestore.storage.temporary import remove_temporary, temporary_directory
 from featurestore_connectors.sources import delta_widening, locations
 from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import (
@@ -124,7 +125,7 @@ def _check_column(name: str, table: LoggedFiles) -> None:
 
 def _has_column(add: Mapping[str, Any], key: str, table: LoggedFiles, *, by_id: bool) -> bool:
     path = file_path(table.path, add["path"], folder=table.folder)
-    schema = parquet.read_schema(files.open_ranges(path))
+    schema = parquet.read_schema(storage_for(path).open_ranges(path))
     return any(delta_widening.stored_key(field, by_id=by_id) == key for field in schema)
 
 
@@ -244,7 +245,7 @@ class DeltaSnapshot(SingleTable):
         if self._mirror is not None:
             self._mirror.close()
         if self._views is not None:
-            files.remove_temporary(self._views)
+            remove_temporary(self._views)
             self._views = None
 
     def _fetch_files(self, mirror: LocalMirror) -> None:
@@ -268,7 +269,7 @@ class DeltaSnapshot(SingleTable):
                 self._mirror = _mirror_log(self._path)
                 self._fetch_files(self._mirror)
                 table = delta_widening.read_types(self._mirror.folder, self._version, folder=folder)
-            self._views = files.temporary_directory()
+            self._views = temporary_directory()
             scans = [scan_delta(view, version=0) for view in table.write_logs(self._views)]
             return polars.concat([scan.cast(self._types) for scan in scans])
         except Exception as error:  # the kernel's errors have no class of their own

@@ -29,7 +29,7 @@ from featurestore.delta.snapshot import replay_log
 from featurestore.delta.table_state import decimal_digits, type_name
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.threads import independent_tasks
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 _TYPE_CHANGES = "delta.typeChanges"
 _INTEGERS = ("byte", "short", "integer", "long")
@@ -67,7 +67,7 @@ class WidenedTable:
         folders = []
         for number, (schema, adds) in enumerate(self.adds_by_schema.items()):
             folder = os.path.join(directory, str(number))
-            files.make_directory(os.path.join(folder, log.LOG_FOLDER))
+            storage_for(folder).make_directory(os.path.join(folder, log.LOG_FOLDER))
             changed = _changed_columns(self.metadata["schemaString"], schema)
             lines = [
                 {"protocol": self.protocol},
@@ -75,7 +75,9 @@ class WidenedTable:
                 *({"add": self._absolute_add(add, changed)} for add in adds),
             ]
             text = "".join(f"{json.dumps(line)}\n" for line in lines)
-            files.write_new(log.commit_path(folder, 0), text.encode())
+            storage_for(log.commit_path(folder, 0)).write_new(
+                log.commit_path(folder, 0), text.encode()
+            )
             folders.append(folder)
         return folders
 
@@ -161,7 +163,7 @@ def _without_nulls(action: JsonMapping) -> JsonDict:
 
 def _schema_of_file(fields: Sequence[JsonMapping], path: str, *, by_id: bool) -> str:
     """Return the table's schema with the types of a file that the kernel does not cast."""
-    file_schema = parquet.read_schema(files.open_ranges(path))
+    file_schema = parquet.read_schema(storage_for(path).open_ranges(path))
     return _dump_schema(_stored_fields(fields, file_schema, by_id=by_id))
 
 

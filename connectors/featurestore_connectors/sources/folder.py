@@ -35,7 +35,7 @@ from featurestore.plugins.source import (
     SourceQuery,
     SourceSnapshot,
 )
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, locations
 from featurestore_connectors.sources.folders.arrow_table import ArrowTable
@@ -107,7 +107,7 @@ class FolderSnapshot:
 
     def __init__(self, config: SourceConfig, path: str) -> None:
         self._config = config
-        self._root = files.resolve(path)
+        self._root = storage_for(path).resolve(path)
         with locations.storage_errors(config):
             self._listing = locations.list_files(self._root)
         self._decided_tables: dict[str, _TableWithSchema] = {}
@@ -140,7 +140,7 @@ class FolderSnapshot:
             if "=" in name and name not in self._listing.statuses:
                 name = "."
             # A check would cost a request per file in a storage that prefers listings.
-            is_readable = storage_for(path).prefers_listing or files.is_readable(path)
+            is_readable = storage_for(path).prefers_listing or storage_for(path).is_readable(path)
             first[name] = SourceTable(name, is_readable)
         return [first[name] for name in sorted(first)]
 

@@ -26,7 +26,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
 from requests import Session
 
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN, SECRET, TOKEN, USER
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.locations import BucketSettings
@@ -108,13 +108,13 @@ class _StoredFile(InputFile):
         self._path = path
 
     def __len__(self) -> int:
-        return files.size(self._path)
+        return storage_for(self._path).size(self._path)
 
     def exists(self) -> bool:
-        return files.exists(self._path)
+        return storage_for(self._path).exists(self._path)
 
     def open(self, seekable: bool = True) -> Any:
-        return io.BytesIO(files.read_bytes(self._path))
+        return io.BytesIO(storage_for(self._path).read_bytes(self._path))
 
 
 class _OwnFiles:

@@ -19,7 +19,7 @@ from featurestore.errors import (
 from featurestore.model.paths import is_relative_path
 from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import SourceConfig
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import HDFS, OBJECT_STORES, Location, remove_owner, scheme_of
@@ -182,7 +182,7 @@ def chosen_folder(config: SourceConfig) -> str | None:
 
 def require_existing(config: SourceConfig, path: str) -> str:
     """Return the path; raise SourceUnavailable if it does not exist."""
-    if not files.exists(path):
+    if not storage_for(path).exists(path):
         hint = "check the spelling, and whether it is mounted on this machine"
         if not storage_for(path).is_local:
             hint = "check the bucket and the path in it"
@@ -306,7 +306,7 @@ def resolve_inside(root: str, path: str) -> str | None:
         return f"{root}/{path}" if is_relative_path(path) else None
     # Symbolic links are resolved, so that they cannot lead outside of the folder.
     resolved = os.path.realpath(os.path.join(root, path))
-    return resolved if resolved == root or files.is_below(resolved, root) else None
+    return resolved if resolved == root or storage_for(resolved).is_below(resolved, root) else None
 
 
 @dataclass(frozen=True)
@@ -323,12 +323,13 @@ def list_files(root: str) -> FileListing:
     Raises:
         SourceError: A file is a symbolic link to a file outside of the local folder.
     """
-    if files.is_file(root):
-        return FileListing({root: files.status(root)})
+    storage = storage_for(root)
+    if storage.is_file(root):
+        return FileListing({root: storage.status(root)})
     statuses_by_path, hidden = {}, []
     if storage_for(root).prefers_listing:
         start = len(root) + 1
-        for path, status in files.walk_with_status(root):
+        for path, status in storage.walk_with_status(root):
             *folders, name = path[start:].split("/")
             if not all(map(is_visible, folders)):
                 continue
@@ -337,17 +338,17 @@ def list_files(root: str) -> FileListing:
             else:
                 hidden.append(path)
         return FileListing(statuses_by_path, tuple(hidden))
-    for path in files.walk(root, enter=is_visible):
+    for path in storage.walk(root, enter=is_visible):
         if not is_visible(os.path.basename(path)):
             hidden.append(path)
             continue
         # The grant of a source is for its folder. A user who can write to the folder must not read other files.
-        if not files.is_below(path, root):
+        if not storage_for(path).is_below(path, root):
             raise SourceError(
                 f"{path} is a symbolic link to a file outside of the folder of its source.",
                 hint="replace it by a copy, or register the folder of the file as a source",
             )
-        statuses_by_path[path] = files.status(path)
+        statuses_by_path[path] = storage_for(path).status(path)
     return FileListing(statuses_by_path, tuple(hidden))
 
 
@@ -359,7 +360,9 @@ def is_visible(name: str) -> bool:
 
 def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
     """Return the status of each existing path."""
-    return {path: files.status(path) for path in paths if files.exists(path)}
+    return {
+        path: storage_for(path).status(path) for path in paths if storage_for(path).exists(path)
+    }
 
 
 def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:

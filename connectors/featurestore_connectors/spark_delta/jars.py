@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featurestore.errors import ConfigurationError, MissingJava, missing_extra
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import connected_roots
 from featurestore.storage.location import scheme_of
 
@@ -280,29 +280,29 @@ def fetch_gcs_connector() -> Path:
         MissingJava: Java is not installed.
     """
     connector = gcs_connector()
-    if files.is_file(str(connector)):
+    if storage_for(str(connector)).is_file(str(connector)):
         return connector
     pyspark = importlib.util.find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
         raise missing_extra("pyspark", "spark")
     (ivy,) = Path(pyspark.origin).parent.glob("jars/ivy-*.jar")
-    files.make_directory(str(connector.parent))
+    storage_for(str(connector.parent)).make_directory(str(connector.parent))
     # In the same file system, so that the complete jar can be moved to its name.
     with tempfile.TemporaryDirectory(dir=connector.parent) as folder:
         module = os.path.join(folder, "ivy.xml")
-        files.write_atomically(module, _GCS_MODULE.encode())
+        storage_for(module).write_atomically(module, _GCS_MODULE.encode())
         command = [
             *(_java_path(), "-jar", str(ivy), "-ivy", module, "-cache", folder),
             *("-retrieve", os.path.join(folder, "[artifact].[ext]")),
         ]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         jar = os.path.join(folder, "gcs-connector.jar")
-        if finished.returncode or not files.is_file(jar):
+        if finished.returncode or not storage_for(jar).is_file(jar):
             raise ConfigurationError(
                 f"Google's connector could not be downloaded: {finished.stdout[-300:].strip()}",
                 hint=f"copy gcs-connector-{_GCS_CONNECTOR}-shaded.jar to {connector}",
             )
-        files.rename(jar, str(connector))
+        storage_for(jar).rename(jar, str(connector))
     return connector
 
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from featurestore.delta.datafile import unsupported_feature_error
 from featurestore.delta.log import LOG_FOLDER
 from featurestore.delta.outside import summarized_version
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import make_absolute, remove_owner
 
@@ -39,7 +39,7 @@ def check_listed_files(session: SparkSession, path: str, version: int) -> None:
     """
     summaries = frozenset(
         (file, status)
-        for file, status in files.walk_with_status(os.path.join(path, LOG_FOLDER))
+        for file, status in storage_for(path).walk_with_status(os.path.join(path, LOG_FOLDER))
         if 0 <= summarized_version(os.path.basename(file)) <= version
     )
     # The commits after the summaries have been replayed by this process, which refuses such files.

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from featurestore.arrow.casts import cast_batch
 from featurestore.delta.scan import translate_read_errors
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20
 
@@ -50,7 +50,7 @@ class ParquetRows:
     def _read_rows(self, path: str, fragment: int, fragments: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of row groups ``fragment``, ``fragment + fragments``, ... of a file."""
         with translate_read_errors(path):
-            file_handle = files.open_ranges(path)
+            file_handle = storage_for(path).open_ranges(path)
             # Spark may store times as INT96, which Arrow reads as nanoseconds by default.
             with parquet.ParquetFile(file_handle, coerce_int96_timestamp_unit="us") as file:
                 file_names = file.schema_arrow.names
@@ -100,7 +100,7 @@ def footer_of(path: str) -> parquet.FileMetaData:
         StorageError: The file cannot be read.
     """
     with translate_read_errors(path):
-        return parquet.read_metadata(files.open_ranges(path))
+        return parquet.read_metadata(storage_for(path).open_ranges(path))
 
 
 def _rows_per_batch(metadata: parquet.FileMetaData) -> int:

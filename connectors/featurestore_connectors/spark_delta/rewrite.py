@@ -25,7 +25,7 @@ from featurestore.delta.scan import check_contents
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidSql
 from featurestore.plugins.engine import TableWrite
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore_connectors.spark_delta import connect, scan, staged
 from featurestore_connectors.spark_delta.commits import (
     NONE_YET,
@@ -147,7 +147,9 @@ def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list
     affected, copied = [], 0
     for file in candidates:
         file_rows = parquet.read_table(
-            files.open_ranges(file.path), columns=keys.schema.names, partitioning=None
+            storage_for(file.path).open_ranges(file.path),
+            columns=keys.schema.names,
+            partitioning=None,
         )
         present = (
             file_rows.select(keys.schema.names).rename_columns(numbers).cast(target_keys.schema)

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from featurestore.arrow.types import feature_schema, storage_schema
 from featurestore.errors import StorageError
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.protection import make_temporary_folder
 from featurestore_connectors.spark_delta import relations, staged, streams
 from featurestore_connectors.spark_delta.relations import relation
@@ -135,7 +135,7 @@ def stage_frame(source: Relation, directory: str, session: SparkSession) -> Rela
     stream, in which the views of a query are not visible.
     """
     # Spark would create the parent with the modes of the umask.
-    files.make_directory(os.path.dirname(directory))
+    storage_for(directory).make_directory(os.path.dirname(directory))
     source.native.write.mode("overwrite").parquet(directory)
     reader = session.read.schema(spark_schema(source.schema))
     return staged_relation(relation(reader.parquet(directory), source.schema), directory)
@@ -188,14 +188,15 @@ def map_batches(
 
 def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
     """Compute the rows, write them to a Parquet file, and return a relation of these rows."""
+    storage = storage_for(directory)
     # Computed once: functions of mapped batches may be expensive.
     batches = list(source.batches())
     staged = buffer_rows(source.native.sparkSession, batches, source.schema)
     sink = pa.BufferOutputStream()
     parquet.write_table(staged.stored(), sink)
     # As ``stage_frame``, which overwrites the directory.
-    files.remove(directory, below=os.path.dirname(directory))
-    files.write_atomically(os.path.join(directory, _FILE), sink.getvalue().to_pybytes())
+    storage.remove(directory, below=os.path.dirname(directory))
+    storage.write_atomically(os.path.join(directory, _FILE), sink.getvalue().to_pybytes())
     return staged
 
 

@@ -22,7 +22,7 @@ from featurestore.delta.scan import TableScan
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
 from featurestore.plugins.engine import Relation
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore_connectors.spark_delta import staged
 from featurestore_connectors.spark_delta.failures import (
     first_line,
@@ -156,7 +156,7 @@ def read_files(
         ConfigurationError: Files have nanosecond times, which the session does not read.
     """
     for path in paths:
-        if not files.exists(path):
+        if not storage_for(path).exists(path):
             raise StorageError(
                 f"{path} does not exist.", hint="pass Parquet files, or folders with Parquet files"
             )
@@ -213,7 +213,7 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
     if first is None:
         return pa.schema([]), set()
     try:
-        metadata = parquet.read_metadata(files.open_ranges(first))
+        metadata = parquet.read_metadata(storage_for(first).open_ranges(first))
     except pa.ArrowInvalid as error:
         raise TableDamaged(f"The file {first!r} is not a readable Parquet file: {error}") from error
     except OSError as error:
@@ -228,17 +228,18 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
 
 def _files(path: str) -> Iterator[str]:
     """Yield the Parquet files of a path, without hidden files and folders."""
-    if files.is_file(path):
+    storage = storage_for(path)
+    if storage.is_file(path):
         yield path
         return
-    for file in files.walk(path, enter=_is_visible):
+    for file in storage.walk(path, enter=_is_visible):
         if _is_visible(os.path.basename(file)) and file.endswith(".parquet"):
             yield file
 
 
 def _has_plain_folders(path: str) -> bool:
     """Return whether ``path`` has files in subfolders that are not partitions (``name=value``)."""
-    if files.is_file(path):
+    if storage_for(path).is_file(path):
         return False
     for file in _files(path):
         folders = os.path.relpath(os.path.dirname(file), path).split(os.sep)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from featurestore.arrow.spark_frames import find_connect_session, is_connect_object
 from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.runtime import usable_cores
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.location import HDFS, scheme_of
 from featurestore.storage.protection import user_temporary_folder
 from featurestore_connectors.spark_delta import connect, jars
@@ -246,7 +246,7 @@ def configure_session(
     fetched_jars = delta_jars()
     # Use downloaded Delta jars as files, to avoid network access and resolver output on every
     # start.
-    if not with_s3a and all(files.is_file(str(jar)) for jar in fetched_jars):
+    if not with_s3a and all(storage_for(str(jar)).is_file(str(jar)) for jar in fetched_jars):
         jar_paths.extend(map(str, fetched_jars))
         return builder.config("spark.jars", ",".join(jar_paths))
     builder = builder.config("spark.jars", ",".join(jar_paths))
@@ -304,7 +304,7 @@ def staging_directory(session: SparkSession) -> str:
     """
     directory = os.environ.get(STAGING)
     if directory:
-        files.make_directory(directory)
+        storage_for(directory).make_directory(directory)
         return directory
     is_here = not is_connect_object(session) or session.client.host in _THIS_MACHINE
     if is_local(session) and is_here:

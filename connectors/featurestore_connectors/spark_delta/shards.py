@@ -30,7 +30,7 @@ from featurestore.plugins.native import (
     RecordTask,
     ValueLengths,
 )
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.row_hashes import has_functions
@@ -163,7 +163,9 @@ def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
     )
     # Created once here, and not by each task.
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
-        files.make_directory(os.path.join(task.directory, folder), durable=True)
+        storage_for(task.directory).make_directory(
+            os.path.join(task.directory, folder), durable=True
+        )
     # A write returns nothing, so the reports of the shards are read by the id of the write.
     write_id = uuid.uuid4().hex
     task_json = json.dumps(_describe_task(source.schema, task))

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from featurestore.arrow.types import is_nested
 from featurestore.delta.snapshot import Snapshot
 from featurestore.plugins.engine import Relation
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore_connectors.spark_delta import relations
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows, footer_of
 
@@ -49,7 +49,7 @@ class StagedFiles:
         """The file paths; empty if the driver cannot access or decode the files."""
         file_paths = [
             os.path.join(self.folder, name)
-            for name in files.list_directory(self.folder)
+            for name in storage_for(self.folder).list_directory(self.folder)
             # Spark also writes a success marker and checksum files.
             if name.endswith(".parquet") and not name.startswith(("_", "."))
         ]
@@ -116,9 +116,9 @@ class StagedRelation(Relation):
         """The rows as stored in the files, or None if only Spark can read the files."""
         if not self.files.paths:
             return None
-        sizes = files.list_sizes(self.files.folder)
+        sizes = storage_for(self.files.folder).list_sizes(self.files.folder)
         sized_files = tuple(
-            (path, sizes.get(path) or files.size(path)) for path in self.files.paths
+            (path, sizes.get(path) or storage_for(path).size(path)) for path in self.files.paths
         )
         return ParquetRows(sized_files, tuple(self.columns.values()), self.schema)
 

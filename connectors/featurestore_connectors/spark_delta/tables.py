@@ -39,7 +39,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     unknown_columns_error,
 )
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication
 from featurestore_connectors.spark_delta import connect, rewrite, row_buffer, sqltext
@@ -91,7 +91,7 @@ def create_table(
     )
     target = commit_path(path, 0)
     try:
-        files.make_directory(os.path.dirname(target), durable=durable)
+        storage_for(target).make_directory(os.path.dirname(target), durable=durable)
         actions = parse_actions(commit.decode())
         created = _publish_commit(path, 0, actions, durable=durable)
     except OSError as error:
@@ -325,9 +325,9 @@ def _link_files(staged: Sequence[str], path: str) -> list[str] | None:
     names: list[str] = []
     for file in staged:
         name = f"part-{uuid.uuid4()}.parquet"
-        if not files.create_link(file, os.path.join(path, name)):
+        if not storage_for(file).create_link(file, os.path.join(path, name)):
             for linked in names:
-                files.remove(os.path.join(path, linked), below=path)
+                storage_for(path).remove(os.path.join(path, linked), below=path)
             return None
         names.append(name)
     return names
@@ -338,7 +338,7 @@ def _add_action(file: str, name: str, footer: parquet.FileMetaData, schema: pa.S
     add = {
         "path": name,
         "partitionValues": {},
-        "size": files.size(file),
+        "size": storage_for(file).size(file),
         "modificationTime": int(time.time() * 1000),
         "dataChange": True,
         "stats": json.dumps(_statistics(footer, schema)),

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.errors import InvalidArgument, listing
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources.folders.compression import COMPRESSIONS, decompress
@@ -110,7 +110,7 @@ def _read_object(path: str, statuses: Mapping[str, FileStatus], table: TableName
     if statuses[path].size > _MAX_BYTES:
         raise table.invalid_file_error(f"{name} has more than {_MAX_BYTES:,} bytes.")
     try:
-        content = parse_json(files.read_bytes(path).decode())
+        content = parse_json(storage_for(path).read_bytes(path).decode())
     except (JsonError, UnicodeDecodeError) as error:
         raise table.invalid_file_error(f"{name} is not JSON: {error}.") from error
     if not isinstance(content, dict):
@@ -146,7 +146,7 @@ class FolderFile:
 
     def open(self) -> pa.NativeFile:
         """Open the file as a decompressed binary stream."""
-        source_file = files.open_ranges(self.path)
+        source_file = storage_for(self.path).open_ranges(self.path)
         stream = (
             pa.OSFile(source_file)
             if isinstance(source_file, str)

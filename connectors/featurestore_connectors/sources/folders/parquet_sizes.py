@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.storage import files
+from featurestore.storage import storage_for
 
 MAX_BATCH_ROWS = 65_536
 # DuckDB converts at least one of its vectors.
@@ -31,7 +31,7 @@ def find_batch_rows(path: str) -> int:
         OSError: The file cannot be read.
         pyarrow.ArrowException: The file is not Parquet.
     """
-    metadata = parquet.read_metadata(files.open_ranges(path))
+    metadata = parquet.read_metadata(storage_for(path).open_ranges(path))
     row_bytes = 0
     for index in range(metadata.num_row_groups):
         row_bytes = max(row_bytes, _row_bytes(path, metadata, index))
@@ -59,7 +59,7 @@ def _longest_values(path: str, index: int, columns: list[str]) -> Iterator[int]:
         return
     # A buffer, because without it the complete column is read for its first page.
     file = parquet.ParquetFile(
-        files.open_ranges(path), read_dictionary=columns, buffer_size=1 << 16
+        storage_for(path).open_ranges(path), read_dictionary=columns, buffer_size=1 << 16
     )
     for batch in file.iter_batches(1, row_groups=[index], columns=columns, use_threads=False):
         for array in batch.columns:

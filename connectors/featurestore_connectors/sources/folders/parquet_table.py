@@ -15,7 +15,7 @@ from featurestore.arrow.types import feature_type
 from featurestore.errors import FeatureStoreError, SourceError, UnsupportedType, listing
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore_connectors.sources import duckdb_rows, sqltext
 from featurestore_connectors.sources.duckdb_rows import DuckDBRows
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
@@ -150,7 +150,7 @@ class ParquetTable(FolderTable):
     def _arrow_schema(self, file: FolderFile) -> pa.Schema | None:
         """Return the Arrow schema of a file, or None if Arrow cannot read it."""
         try:
-            return parquet.read_schema(files.open_ranges(file.path))
+            return parquet.read_schema(storage_for(file.path).open_ranges(file.path))
         except (pa.ArrowException, OSError):
             return None
 
@@ -264,7 +264,7 @@ class ParquetTable(FolderTable):
     ) -> Iterator[pa.RecordBatch]:
         """Yield columns read by Arrow; refuse times out of range and incomplete files."""
         try:
-            parquet_file = parquet.ParquetFile(files.open_ranges(file.path))
+            parquet_file = parquet.ParquetFile(storage_for(file.path).open_ranges(file.path))
             missing = parquet_file.metadata.num_rows
             for batch in parquet_file.iter_batches(batch_rows, columns=list(names) or None):
                 missing -= batch.num_rows

@@ -463,7 +463,7 @@ def starts(folder: Path, rows: int, rounds: int) -> None:
 
 def shards(folder: Path, rounds: int) -> None:
     """Seconds from opening to the first batch, with 10 shards and with 10,000."""
-    from featurestore.storage import files
+    from featurestore.storage import storage_for
     from featurestore.training import TrainingDataset
 
     td = make(folder / "shards", 1000, 25, "tfrecord")
@@ -481,7 +481,9 @@ def shards(folder: Path, rounds: int) -> None:
             )
         repeated_split = replace(split, shards=tuple(copies), rows=count * split.shards[0].rows)
         manifest = replace(td.manifest, splits=(repeated_split,))
-        files.write_atomically(str(dataset_folder / "manifest.json"), manifest.to_bytes())
+        storage_for(str(dataset_folder / "manifest.json")).write_atomically(
+            str(dataset_folder / "manifest.json"), manifest.to_bytes()
+        )
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()

@@ -29,7 +29,7 @@ import pandas as pd
 from report import Report
 
 import featurestore
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.connections import object_store_for, use_options
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
@@ -167,7 +167,7 @@ def measure_listing(stores: dict[str, FeatureStore], *, count: int) -> None:
             paths = [f"{folder}/part-{number:05d}" for number in range(count)]
             list(pool.map(storage_for(folder).replace, paths, repeat(b"")))
         start = time.perf_counter()
-        listed_count = sum(1 for _ in files.walk_with_status(folder))
+        listed_count = sum(1 for _ in storage_for(folder).walk_with_status(folder))
         milliseconds = 1000 * (time.perf_counter() - start)
         print(f"{count:,} {storage_name:15} {milliseconds:9.1f}")
         REPORT.add("operation", f"list of {count:,} objects", storage_name, milliseconds, "ms")

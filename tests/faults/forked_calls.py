@@ -26,7 +26,7 @@ import featurestore
 from featurestore.errors import FeatureStoreError
 from featurestore.readers.reader import Reader
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.storage import files
+from featurestore.storage.temporary import temporary_directory
 from featurestore.store import FeatureStore
 from tests import flights
 
@@ -203,7 +203,7 @@ def main(location: str, *, has_threads: bool) -> None:
         lines.flush()
 
     parent = use(location)
-    temporary = Path(files.temporary_directory())
+    temporary = Path(temporary_directory())
     for name, call in CALLS.items():
         report("used", name, call_in_child(parent, call, exits=True))
     if has_threads:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 import featurestore
 from featurestore.errors import PublicationWarning, StorageError
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.store import FeatureStore
 
 pytestmark = pytest.mark.slow
@@ -84,12 +84,18 @@ def test_storage_removes_only_below_root(tmp_path: Path, victim: Path) -> None:
     outside = (root, victim, root / ".." / "victim", f"{root}/inner/../../victim", f"{root}//", "")
     for path in outside:
         with pytest.raises(StorageError, match="Refused to remove"):
-            files.remove(str(path), below=str(root))
+            storage_for(path).remove(str(path), below=str(root))
     with pytest.raises(StorageError, match="Cannot remove"):
-        files.remove(str(root / "link" / "precious"), below=str(root))
-    files.remove(str(root / "link"), below=str(root))  # the link is removed, not its target
-    files.remove(str(root / "absent" / "file"), below=str(root))
-    files.remove(str(root / "inner"), below=str(root))
+        storage_for(str(root / "link" / "precious")).remove(
+            str(root / "link" / "precious"), below=str(root)
+        )
+    storage_for(str(root / "link")).remove(
+        str(root / "link"), below=str(root)
+    )  # the link is removed, not its target
+    storage_for(str(root / "absent" / "file")).remove(
+        str(root / "absent" / "file"), below=str(root)
+    )
+    storage_for(str(root / "inner")).remove(str(root / "inner"), below=str(root))
     assert os.listdir(root) == []
     assert (victim / "precious").read_text() == "kept"
 

@@ -14,7 +14,7 @@ import pytest
 import featurestore
 from featurestore.errors import PublicationWarning, StorageError
 from featurestore.registry import intents
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.store import FeatureStore
 
 TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
@@ -51,7 +51,7 @@ def test_remove_files_undeletable_file_is_reported_others_removed(
         refusing(monkeypatch, ending=".keep"),
         pytest.raises(StorageError, match=r"Cannot remove .*/a': .*not permitted .*two\.keep"),
     ):
-        files.remove(str(tmp_path / "a"), below=str(tmp_path))
+        storage_for(str(tmp_path / "a")).remove(str(tmp_path / "a"), below=str(tmp_path))
     assert os.listdir(folder) == ["two.keep"]
 
 

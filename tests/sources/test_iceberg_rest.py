@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("pyiceberg")
 from featurestore.errors import SourceError, SourceTableNotFound, SourceUnavailable
 from featurestore.plugins.source import SourceConfig, SourceQuery, find_source
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.store import FeatureStore
 from tests.maven import NotFetched
@@ -116,7 +116,7 @@ def put(local: Path, location: str, object_server: ObjectServer) -> None:
     if re.match("s3a?://[^@]+$", location):
         uri = location.replace("s3a://", "s3://")
         path = use_options_for_owner(uri, "writer", object_server.options)
-        files.write_atomically(path, local.read_bytes())
+        storage_for(path).write_atomically(path, local.read_bytes())
 
 
 def test_rest_catalog_tables_are_read_with_vended_credentials(

@@ -26,7 +26,7 @@ from featurestore.errors import (
     SourceUnavailable,
 )
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_source
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import object_store_for, use_options_for_owner
 from featurestore.store import FeatureStore
 from featurestore.testing.source_conformance import SourceConformance
@@ -63,7 +63,7 @@ def put(bucket: str, object_server: ObjectServer) -> Put:
     location = use_options_for_owner(bucket, "writer", object_server.options)
 
     def write(name: str, data: bytes) -> None:
-        files.write_atomically(f"{location}/{name}", data)
+        storage_for(location).write_atomically(f"{location}/{name}", data)
 
     return write
 
@@ -256,11 +256,14 @@ def test_hdfs_folder_is_a_source(
     empty_store: FeatureStore, hdfs_server: HdfsServer, tmp_path: Path
 ) -> None:
     location = f"{hdfs_server.root}/lake-{uuid4().hex[:8]}"
+    storage = storage_for(location)
     rows = pa.table({"id": [1, 2], "total": [12.5, 99.0]})
     parquet.write_table(rows, tmp_path / "rows.parquet")
-    files.write_atomically(f"{location}/a b/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
-    files.write_atomically(f"{location}/csv/orders.csv.gz", gzip.compress(ORDERS))
-    files.write_atomically(f"{location}/json/orders.jsonl", JSON_ORDERS)
+    storage.write_atomically(
+        f"{location}/a b/rows.parquet", (tmp_path / "rows.parquet").read_bytes()
+    )
+    storage.write_atomically(f"{location}/csv/orders.csv.gz", gzip.compress(ORDERS))
+    storage.write_atomically(f"{location}/json/orders.jsonl", JSON_ORDERS)
     # The user of HDFS is that of the environment, or of its ticket.
     with pytest.raises(InvalidArgument, match="Kerberos ticket"):
         empty_store.add_source("lake", location)
@@ -279,7 +282,7 @@ def put_table(path: Path, location: str) -> None:
     for file in sorted(path.rglob("*")):
         if file.is_file() and not file.name.startswith("."):
             name = file.relative_to(path).as_posix()
-            files.write_atomically(f"{location}/{name}", file.read_bytes())
+            storage_for(location).write_atomically(f"{location}/{name}", file.read_bytes())
 
 
 def test_delta_source_reads_versions_from_hdfs(

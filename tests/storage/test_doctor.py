@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage import connections, failures, files
+from featurestore.storage import connections, failures, storage_for
 from featurestore.storage.objects import ObjectStorage
 from tests.hdfs_server import HdfsServer
 from tests.object_server import SECRET_KEY, ObjectServer, free_port
@@ -60,7 +60,7 @@ def test_doctor_by_uri_checks_required_operations(
     for name in store_location.environment:
         monkeypatch.delenv(name)
     connections.use_options(location, options)
-    assert files.list_directory(location) == []
+    assert storage_for(location).list_directory(location) == []
 
 
 @pytest.fixture

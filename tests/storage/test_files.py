@@ -37,24 +37,25 @@ def test_storage_for_disk_and_uri_differs_in_properties(tmp_path: Path) -> None:
 
 
 def test_files_written_are_read_and_replaced(root: str) -> None:
+    storage = storage_for(root)
     path = f"{root}/a/b.json"
     files.write_json(path, {"a": 1})
     assert files.read_json(path) == {"a": 1}
     files.replace_json(path, {"a": 2})
-    assert files.read_text(path) == '{\n  "a": 2\n}\n'
-    assert files.size(path) == len(files.read_bytes(path))
-    assert files.status(path).size == files.size(path)
-    assert b"".join(files.read_chunks(path, start=4)) == files.read_bytes(path)[4:]
+    assert storage.read_text(path) == '{\n  "a": 2\n}\n'
+    assert storage.size(path) == len(storage.read_bytes(path))
+    assert storage.status(path).size == storage.size(path)
+    assert b"".join(storage.read_chunks(path, start=4)) == storage.read_bytes(path)[4:]
     buffers = [bytearray(2), bytearray(3)]
-    files.read_into(path, 1, [memoryview(buffer) for buffer in buffers])
-    assert b"".join(buffers) == files.read_bytes(path)[1:6]
+    storage.read_into(path, 1, [memoryview(buffer) for buffer in buffers])
+    assert b"".join(buffers) == storage.read_bytes(path)[1:6]
     with pytest.raises(StorageError):
-        files.read_into(path, 10, [memoryview(bytearray(100))])
+        storage.read_into(path, 10, [memoryview(bytearray(100))])
 
 
 def test_json_changes_of_racing_writers_are_all_in_the_file(root: str) -> None:
     path = f"{root}/a.json"
-    files.make_directory(root)
+    storage_for(root).make_directory(root)
     files.write_json(path, {"count": 0})
 
     def count(_: int) -> None:
@@ -69,7 +70,7 @@ def test_json_changes_of_racing_writers_are_all_in_the_file(root: str) -> None:
 
 def test_json_change_of_a_suspended_writer_is_not_lost(root: str) -> None:
     path = f"{root}/a.json"
-    files.make_directory(root)
+    storage_for(root).make_directory(root)
     base = revisions.read_newest(path)
     for number in range(20):
         revisions.change_json(path, lambda _, number=number: {"last": number}, below=root)
@@ -125,19 +126,24 @@ def read_with_changed_bits(path: Path, file: Path) -> Iterator[dict[str, object]
 # On S3 the storage conformance suite has the next two tests.
 def test_write_new_of_racing_writers_has_one_winner(tmp_path: Path) -> None:
     root = str(tmp_path / "root")
-    files.make_directory(root)
+    storage = storage_for(root)
+    storage.make_directory(root)
     start = threading.Barrier(6)
 
     def race(number: int) -> list[int]:
         start.wait()
-        return [turn for turn in range(8) if files.write_new(f"{root}/{turn}", b"%d" % number)]
+        return [
+            turn
+            for turn in range(8)
+            if storage_for(root).write_new(f"{root}/{turn}", b"%d" % number)
+        ]
 
     with ThreadPoolExecutor(6) as pool:
         wins = list(pool.map(race, range(6)))
-    assert files.list_directory(root) == [str(turn) for turn in range(8)]
+    assert storage.list_directory(root) == [str(turn) for turn in range(8)]
     for turn in range(8):
         winners = [b"%d" % number for number, turns in enumerate(wins) if turn in turns]
-        assert winners == [files.read_bytes(f"{root}/{turn}")]
+        assert winners == [storage.read_bytes(f"{root}/{turn}")]
 
 
 def test_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -151,62 +157,66 @@ def test_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert list(files.walk(root)) == []
+    assert list(storage_for(root).walk(root)) == []
     with storage.writer(f"{root}/x") as writer:
         writer.write(b"all")
-    assert files.read_bytes(f"{root}/x") == b"all"
+    assert storage_for(root).read_bytes(f"{root}/x") == b"all"
 
 
 def test_lists_have_files_and_their_statuses(root: str) -> None:
+    storage = storage_for(root)
     for name in ("b", "a/2", "a/1", "_log/x"):
-        files.write_atomically(f"{root}/{name}", name.encode())
-    assert files.list_directory(root) == ["_log", "a", "b"]
-    assert files.list_directory(f"{root}/a", after="1") == ["2"]
-    assert files.list_directory(f"{root}/none") == []
-    names = sorted(path[len(root) + 1 :] for path in files.walk(root))
+        storage.write_atomically(f"{root}/{name}", name.encode())
+    assert storage.list_directory(root) == ["_log", "a", "b"]
+    assert storage.list_directory(f"{root}/a", after="1") == ["2"]
+    assert storage.list_directory(f"{root}/none") == []
+    names = sorted(path[len(root) + 1 :] for path in storage.walk(root))
     assert names == ["_log/x", "a/1", "a/2", "b"]
-    entered = files.walk(root, enter=lambda name: name != "_log")
+    entered = storage.walk(root, enter=lambda name: name != "_log")
     assert sorted(path[len(root) + 1 :] for path in entered) == ["a/1", "a/2", "b"]
-    sizes = {path[len(root) + 1 :]: status.size for path, status in files.walk_with_status(root)}
+    sizes = {path[len(root) + 1 :]: status.size for path, status in storage.walk_with_status(root)}
     assert sizes == {"_log/x": 6, "a/1": 3, "a/2": 3, "b": 1}
-    assert files.is_directory(f"{root}/a")
-    assert files.is_file(f"{root}/b")
-    assert not files.exists(f"{root}/none")
-    now = files.current_time(root)
+    assert storage.is_directory(f"{root}/a")
+    assert storage.is_file(f"{root}/b")
+    assert not storage.exists(f"{root}/none")
+    now = storage.current_time(root)
     assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)
-    write_time = files.last_write_time(f"{root}/a")
+    write_time = storage.last_write_time(f"{root}/a")
     assert write_time is not None
     assert abs(now - write_time) < timedelta(minutes=1)
-    assert files.last_write_time(f"{root}/none") is None
+    assert storage.last_write_time(f"{root}/none") is None
 
 
 def test_remove_refuses_paths_outside_and_removes_directories(root: str) -> None:
-    files.write_atomically(f"{root}/a/b/c", b"1")
-    files.write_atomically(f"{root}/a/d", b"1")
+    storage = storage_for(root)
+    storage.write_atomically(f"{root}/a/b/c", b"1")
+    storage.write_atomically(f"{root}/a/d", b"1")
     for path in (root, f"{root}/a/../a", f"{root}2/a"):
         with pytest.raises(StorageError, match="Refused"):
-            files.remove(path, below=root)
-    assert files.remove(f"{root}/a/b", below=root)
-    assert not files.remove(f"{root}/a/b", below=root)
-    assert [path[len(root) + 1 :] for path in files.walk(root)] == ["a/d"]
+            storage_for(path).remove(path, below=root)
+    assert storage.remove(f"{root}/a/b", below=root)
+    assert not storage.remove(f"{root}/a/b", below=root)
+    assert [path[len(root) + 1 :] for path in storage.walk(root)] == ["a/d"]
 
 
 def test_uploads_and_growing_files_appear_at_their_paths(root: str, tmp_path: Path) -> None:
+    storage = storage_for(root)
     (tmp_path / "source").write_bytes(b"source")
     files.upload(
         [(str(tmp_path / "source"), f"{root}/up"), (str(tmp_path / "source"), f"{root}/2")]
     )
-    assert files.read_bytes(f"{root}/up") == files.read_bytes(f"{root}/2") == b"source"
-    with files.growing_file(f"{root}/log") as path, open(path, "ab") as file:
+    assert storage.read_bytes(f"{root}/up") == storage.read_bytes(f"{root}/2") == b"source"
+    with storage.growing_file(f"{root}/log") as path, open(path, "ab") as file:
         file.write(b"line")
-    assert files.read_bytes(f"{root}/log") == b"line"
+    assert storage.read_bytes(f"{root}/log") == b"line"
 
 
 def test_publication_publishes_once_and_removes_unpublished_files(root: str) -> None:
+    storage = storage_for(root)
     for content, wins in ((b"first", True), (b"second", False)):
         with Publication() as publication:
             publication.add(f"{root}/data-{content.decode()}")
-            files.write_atomically(f"{root}/data-{content.decode()}", content)
+            storage.write_atomically(f"{root}/data-{content.decode()}", content)
             assert publication.publish(f"{root}/commit", content) is wins
-    assert files.read_bytes(f"{root}/commit") == b"first"
-    assert files.list_directory(root) == ["commit", "data-first"]
+    assert storage.read_bytes(f"{root}/commit") == b"first"
+    assert storage.list_directory(root) == ["commit", "data-first"]

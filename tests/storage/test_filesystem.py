@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.filesystem import file_systems
 from tests.object_server import ObjectServer
@@ -16,7 +16,7 @@ DATA = bytes(range(256)) * 40
 
 def test_file_handle_is_shared_between_threads(bucket: str, object_server: ObjectServer) -> None:
     uri = use_options_for_owner(bucket, "reader", object_server.options)
-    files.write_atomically(f"{uri}/data", DATA)
+    storage_for(uri).write_atomically(f"{uri}/data", DATA)
     (system,) = (
         file_system for file_system in file_systems(nullcontext) if file_system.protocol == "s3"
     )

@@ -24,7 +24,7 @@ from featurestore.errors import (
     UnsupportedLocation,
 )
 from featurestore.experiments.context import Context
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import object_store_for
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
@@ -206,7 +206,7 @@ def check_jobs(store: FeatureStore, local: LocalResults, tmp_path: Path) -> None
     for run in runs:
         assert run.log is not None
         assert run.log.startswith(f"{store.location}/_logs/tips/")
-        assert "tips, 1 windows" in files.read_text(run.log)
+        assert "tips, 1 windows" in storage_for(run.log).read_text(run.log)
 
 
 def train(context: Context) -> dict[str, float]:

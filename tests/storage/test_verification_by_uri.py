@@ -10,7 +10,7 @@ import pytest
 
 from featurestore.delta import log
 from featurestore.delta.datafile import file_path
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.store import FeatureStore
 from tests.storage.stores import StoreLocation, names_below, on_servers, rows, spark_on_servers
 
@@ -33,13 +33,16 @@ def commit_without_checksums(path: str, version: int) -> str:
 
     delta-rs reads tables on HDFS and Azure, but cannot write to those of the test servers.
     """
+    storage = storage_for(path)
     name = "part-of-another-engine.parquet"
     [add, *_] = log.actions_of_kind(log.read_commit(log.commit_path(path, 1)), "add")
-    files.write_atomically(f"{path}/{name}", files.read_bytes(file_path(path, add["path"])))
+    storage.write_atomically(f"{path}/{name}", storage.read_bytes(file_path(path, add["path"])))
     info = {"commitInfo": {"operation": "WRITE", "engineInfo": "another engine"}}
     added = {key: value for key, value in add.items() if key != "tags"} | {"path": name}
     lines = [json.dumps(action) for action in (info, {"add": added})]
-    assert files.write_new(log.commit_path(path, version), "\n".join(lines).encode())
+    assert storage_for(log.commit_path(path, version)).write_new(
+        log.commit_path(path, version), "\n".join(lines).encode()
+    )
     return name
 
 
@@ -55,20 +58,21 @@ def check_verification(stores: list[FeatureStore]) -> None:
     assert len(names) == report.files + report.commits
     for name in names:
         file = f"{path}/{name}"
-        content = files.read_bytes(file)
+        content = storage_for(file).read_bytes(file)
         changed, bit = bytearray(content), generator.randrange(8 * len(content))
         changed[bit // 8] ^= 1 << bit % 8
-        files.write_atomically(file, bytes(changed))
+        storage_for(file).write_atomically(file, bytes(changed))
         problems = generator.choice(stores).verify_featuregroup("g").problems
         assert name in {problem.file for problem in problems}, (name, bit)
-        files.write_atomically(file, content)
+        storage_for(file).write_atomically(file, content)
     newest = log.commit_path(path, report.delta_version)
-    content = files.read_bytes(newest)
-    files.remove(newest, below=path)
+    storage = storage_for(newest)
+    content = storage.read_bytes(newest)
+    storage.remove(newest, below=path)
     [problem] = stores[0].verify_featuregroup("g").problems
     assert newest.endswith(problem.file)
     assert "the registry" in problem.message
-    files.write_atomically(newest, content)
+    storage.write_atomically(newest, content)
     add = commit_without_checksums(path, report.delta_version + 1)
     for store in stores:
         after = store.verify_featuregroup("g")

@@ -22,7 +22,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import access
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import delta_options
 from featurestore.storage.location import OBJECT_STORES, scheme_of
 from featurestore.store import FeatureStore
@@ -46,7 +46,7 @@ def check_machines(store_location: StoreLocation, tmp_path: Path) -> None:
     assert second.get_featuregroup("weather").count() == 60
     assert second.get_featuregroup_tags("weather") == {"a": "b"}
     assert second.get_training_dataset("d").verify(recompute=True).ok
-    memory = files.read_text(f"{first.location}/registry.json")
+    memory = storage_for(first.location).read_text(f"{first.location}/registry.json")
     assert "a cache on each machine" in memory
     assert str(tmp_path) not in memory
     check_versions(first, second)
@@ -143,7 +143,7 @@ def check_appends(first: FeatureStore, second: FeatureStore) -> None:
     ids = first.get_featuregroup("rain").to_pandas()["id"]
     assert sorted(ids) == list(range(60))
     path = first.featuregroup("rain").path
-    log = files.list_directory(f"{path}/_delta_log")
+    log = storage_for(path).list_directory(f"{path}/_delta_log")
     assert [name for name in log if name.endswith(".checkpoint.parquet")]
     assert "_last_checkpoint" in log
     if scheme_of(path) in OBJECT_STORES:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict, JsonMapping, check_format
+from featurestore.model.json_object import JsonMapping
+from featurestore.model.records import Record
 from featurestore.model.statistics_text import format_share
 
-# JSON returns these tuples as lists.
 DRIFT_FORMAT = 1
-_TUPLE_FIELDS = ("new_values", "gone_values", "reasons")
+_REPORT_KEYS = (
+    "ok", "before", "after", "rows_before", "rows_after", "thresholds", "added", "removed",
+    "retyped", "features",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class DriftThresholds:
+class DriftThresholds(Record, closed=True):
     """Thresholds for drift. Fractions are of rows.
 
     ``psi``: population stability index (conventionally 0.1 is moderate, 0.25 large). ``ks``:
@@ -30,7 +33,7 @@ class DriftThresholds:
 
 
 @dataclass(frozen=True)
-class FeatureDrift:
+class FeatureDrift(Record, closed=True):
     """The changes of one feature from the first table to the second.
 
     ``psi`` and ``ks`` are None if they are undefined (no values; strings have no order).
@@ -63,7 +66,7 @@ class FeatureDrift:
 
 
 @dataclass(frozen=True)
-class DriftReport:
+class DriftReport(Record, format=DRIFT_FORMAT, subject="The drift report", keys=_REPORT_KEYS):
     """The drift of every feature that both tables have, ordered by descending drift.
 
     >>> statistics = store.get_featuregroup_statistics("weather")
@@ -140,24 +143,8 @@ class DriftReport:
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        return {
-            "format": DRIFT_FORMAT,
-            "ok": self.ok,
-            "before": dict(self.before),
-            "after": dict(self.after),
-            "rows_before": self.rows_before,
-            "rows_after": self.rows_after,
-            "thresholds": asdict(self.thresholds),
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "retyped": list(self.retyped),
-            "features": list(map(_feature_json, self.features)),
-        }
-
     @classmethod
-    def from_json(cls, data: JsonMapping) -> DriftReport:
+    def from_json(cls, data: object) -> DriftReport:
         """Parse the output of ``to_json``.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
@@ -165,31 +152,7 @@ class DriftReport:
         >>> DriftReport.from_json(report.to_json()) == report
         True
         """
-        check_format(data.get("format"), DRIFT_FORMAT, subject="The drift report")
-        return cls(
-            before=data["before"],
-            after=data["after"],
-            rows_before=data["rows_before"],
-            rows_after=data["rows_after"],
-            features=tuple(map(_feature_from_json, data["features"])),
-            added=tuple(data["added"]),
-            removed=tuple(data["removed"]),
-            retyped=tuple(data["retyped"]),
-            thresholds=DriftThresholds(**data["thresholds"]),
-        )
-
-
-def _feature_json(feature: FeatureDrift) -> JsonDict:
-    data = asdict(feature)
-    for name in _TUPLE_FIELDS:
-        data[name] = list(data[name])
-    return data
-
-
-def _feature_from_json(data: JsonMapping) -> FeatureDrift:
-    # Tuples again, so that a parsed report equals the original.
-    lists = {name: tuple(data[name]) for name in _TUPLE_FIELDS}
-    return FeatureDrift(**{**data, **lists})
+        return super().from_json(data)
 
 
 def _source_name(source: JsonMapping) -> str:

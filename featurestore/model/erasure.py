@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.json_object import JsonMapping
+from featurestore.model.records import Record
 
 # What an erasure does with a finding: "erase" removes the rows, "remove" the file or value, and
 # "rewrite" replaces the text. "list" changes nothing; a person decides.
 Action = Literal["erase", "remove", "rewrite", "list"]
 DATASET_ACTIONS = ("export", "keep")
+_CHECK_KEYS = ("certificate", "ok", "findings", "problems", "scanned", "listed", "not_searched")
 
 
 @dataclass(frozen=True, order=True)
-class ErasureFinding:
+class ErasureFinding(Record):
     """A place with data of the erased entities.
 
     Attributes:
@@ -33,21 +35,6 @@ class ErasureFinding:
     action: Action
     rows: int = 0
 
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> ErasureFinding:
-        """Parse the output of ``to_json``."""
-        return cls(
-            str(data["area"]),
-            str(data["item"]),
-            str(data["detail"]),
-            data["action"],
-            int(data["rows"]),
-        )
-
     def __str__(self) -> str:
         """Describe the finding in a line.
 
@@ -58,7 +45,7 @@ class ErasureFinding:
 
 
 @dataclass(frozen=True)
-class ErasureReport:
+class ErasureReport(Record):
     """What an erasure found, and what it did.
 
     Attributes:
@@ -88,33 +75,6 @@ class ErasureReport:
         """Whether an erasure was executed and left only listed places."""
         return not self.dry_run and not self.remaining
 
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        return {
-            "keys": list(self.keys),
-            "dry_run": self.dry_run,
-            "findings": [finding.to_json() for finding in self.findings],
-            "remaining": [finding.to_json() for finding in self.remaining],
-            "models": list(self.models),
-            "datasets": dict(self.datasets),
-            "certificate": None if self.certificate is None else dict(self.certificate),
-            "not_searched": list(self.not_searched),
-        }
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> ErasureReport:
-        """Parse the output of ``to_json``."""
-        return cls(
-            tuple(data["keys"]),
-            bool(data["dry_run"]),
-            tuple(map(ErasureFinding.from_json, data["findings"])),
-            tuple(map(ErasureFinding.from_json, data["remaining"])),
-            tuple(data["models"]),
-            dict(data["datasets"]),
-            data["certificate"],
-            tuple(data["not_searched"]),
-        )
-
     def __str__(self) -> str:
         """List the findings and the models."""
         title = "Found, nothing was changed:" if self.dry_run else "Erased:"
@@ -129,7 +89,7 @@ class ErasureReport:
 
 
 @dataclass(frozen=True)
-class ErasureCheck:
+class ErasureCheck(Record, keys=_CHECK_KEYS):
     """The result of ``verify_erasure``.
 
     Attributes:
@@ -154,30 +114,6 @@ class ErasureCheck:
     def ok(self) -> bool:
         """Whether the certificate is genuine, and the store has no data of the entities."""
         return not self.findings and not self.problems
-
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        return {
-            "certificate": self.certificate,
-            "ok": self.ok,
-            "findings": [finding.to_json() for finding in self.findings],
-            "problems": list(self.problems),
-            "scanned": dict(self.scanned),
-            "listed": [finding.to_json() for finding in self.listed],
-            "not_searched": list(self.not_searched),
-        }
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> ErasureCheck:
-        """Parse the output of ``to_json``."""
-        return cls(
-            str(data["certificate"]),
-            tuple(map(ErasureFinding.from_json, data["findings"])),
-            tuple(data["problems"]),
-            dict(data["scanned"]),
-            tuple(map(ErasureFinding.from_json, data["listed"])),
-            tuple(data["not_searched"]),
-        )
 
     def __str__(self) -> str:
         """State the result, and list the findings and problems."""

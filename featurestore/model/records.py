@@ -37,6 +37,7 @@ For a field also (not for an element of an array):
 - ``Key("min")``: the name in JSON; ``Key("sample.rows")``: a name in the object ``sample``;
 - ``INLINE``: the names of a nested record are among those of the record;
 - ``OMIT_DEFAULT``: not written if the value equals the default, which is read if it is missing;
+  null is refused;
 - ``DEFAULT_IF_MISSING``: always written, but missing in JSON of earlier releases.
 
 All other fields must be present, also those that may be null. The class options:
@@ -204,7 +205,7 @@ class Record:
 
     def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
-        return cast("JsonDict", _derive(cast("type", type(self))).write(self))  # type: ignore[misc]
+        return cast("JsonDict", _derive(cast("type", type(self))).to_json(self))
 
     @classmethod
     def from_json(cls: type[RecordT], data: object) -> RecordT:
@@ -280,7 +281,8 @@ def members(required: Mapping[str, Any], optional: Mapping[str, Any] | None = No
 def _codec_of_annotated(annotation: Any, markers: tuple[Any, ...]) -> Codec:
     if type(None) in get_args(annotation):
         present = [member for member in get_args(annotation) if member is not type(None)]
-        return codecs.optional(_codec_of_annotated(reduce(or_, present), markers))
+        present_codec = _codec_of_annotated(reduce(or_, present), markers)
+        return present_codec if OMIT_DEFAULT in markers else codecs.optional(present_codec)
     codec = next((marker for marker in markers if isinstance(marker, Codec)), None)
     if AS_ARRAY in markers:
         codec = _derive_array(annotation)
@@ -404,25 +406,19 @@ def _derive(record_type: type) -> Codec:
 def _derive_array(record_type: type) -> Codec:
     """Return the codec of a dataclass as an array of its fields."""
     fields = _find_fields(record_type)
-    array = codecs.fixed_array([member.codec for member in fields], record_type)
     names = [member.attribute for member in fields]
-
-    def write(record: Any) -> Any:
-        values = vars(record)
-        return array.write([values[name] for name in names])  # type: ignore[misc]
-
-    return Codec(array.read, write, array.read_all)
+    return codecs.as_array(names, [member.codec for member in fields], record_type)
 
 
 def _make_reader(
     record_type: type, fields: Sequence[_Member], layout: _Layout
 ) -> Callable[[Any], Any]:
-    readers = [(member.key, member.attribute, member.codec.read) for member in fields]
-    optional_keys = {member.key for member in fields if not member.is_required}
     inlined = [(m.attribute, m.codec.read) for m in fields if INLINE in m.markers]
-    readers = [reader for reader in readers if reader[1] not in dict(inlined)]
-    parents = {key.partition(".")[0] for key, _, _ in readers if "." in key}
-    names = {"format", *layout.keys, *[key for key, _, _ in readers]}
+    stored = [member for member in fields if INLINE not in member.markers]
+    readers = [(m.key, m.attribute, m.codec.types, m.codec.read) for m in stored]
+    optional_keys = {member.key for member in stored if not member.is_required}
+    parents = {member.key.partition(".")[0] for member in stored if "." in member.key}
+    names = {"format", *layout.keys, *[member.key for member in stored]}
     check_json = getattr(record_type, "check_json", Record.check_json)
     is_checked = check_json is not Record.check_json
 
@@ -434,9 +430,10 @@ def _make_reader(
         try:
             for attribute, read_value in inlined:
                 values[attribute] = read_value(data)
-            for key, attribute, read_value in readers:
+            for key, attribute, types, read_value in readers:
                 if key in data:
-                    values[attribute] = read_value(data[key])
+                    value = data[key]
+                    values[attribute] = value if type(value) in types else read_value(value)
                 elif key not in optional_keys:
                     raise MalformedJson("is missing", "")
         except MalformedJson as error:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal, cast
 
 from featurestore.errors import FeatureNotFound, listing
 from featurestore.model import display
-from featurestore.model.json_object import (
-    JsonDict,
-    JsonMapping,
-    check_format,
-    translate_parse_errors,
+from featurestore.model.codecs import JSON_OBJECT
+from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.records import (
+    AS_ARRAY,
+    DEFAULT_IF_MISSING,
+    Codec,
+    Key,
+    Record,
+    codec_of,
 )
 from featurestore.model.roles import Role
 
@@ -33,8 +37,8 @@ PROBABILITIES: tuple[float, ...] = tuple(step / 200 for step in range(201))
 class Lengths:
     """Lengths over all rows: characters of strings, bytes of binary values, items of lists."""
 
-    minimum: int
-    maximum: int
+    minimum: Annotated[int, Key("min")]
+    maximum: Annotated[int, Key("max")]
     mean: float
 
 
@@ -57,8 +61,16 @@ class Histogram:
     counts: tuple[int, ...]
 
 
+# The order in JSON, with the names of the published JSON schema.
+_COLUMN_KEYS = (
+    "name", "type", "kind", "role", "count", "nulls", "nan", "infinite", "sum", "mean", "std",
+    "lengths", "quantiles", "distinct", "distinct_exact", "top", "top_complete", "histogram",
+    "sampled", "minimum", "maximum",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
-class ColumnStatistics:
+class ColumnStatistics(Record, keys=_COLUMN_KEYS, closed=True):
     """Statistics of one column.
 
     Over all rows: ``count`` (values that are neither null nor NaN), ``nulls``, ``nan``,
@@ -85,16 +97,16 @@ class ColumnStatistics:
     sum: float | int | None = None
     mean: float | str | None = None
     std: float | None = None
-    minimum: Value | None = None
-    maximum: Value | None = None
+    minimum: Annotated[Value | None, Key("min")] = None
+    maximum: Annotated[Value | None, Key("max")] = None
     lengths: Lengths | None = None
     quantiles: tuple[float | str, ...] = field(default=(), repr=False)
     distinct: int | None = None
     distinct_exact: bool = True
-    top: tuple[TopValue, ...] = field(default=(), repr=False)
+    top: tuple[Annotated[TopValue, AS_ARRAY], ...] = field(default=(), repr=False)
     top_complete: bool = False
     histogram: Histogram | None = field(default=None, repr=False)
-    sampled: int | None = None
+    sampled: Annotated[int | None, DEFAULT_IF_MISSING] = None
 
     __repr__ = display.record_repr
 
@@ -142,7 +154,8 @@ class Correlations:
     method: Literal["pearson", "spearman"]
     columns: tuple[str, ...]
     matrix: tuple[tuple[float | None, ...], ...] = field(repr=False)
-    sampled: bool = False
+    # Statistics of earlier releases do not have this field.
+    sampled: Annotated[bool, DEFAULT_IF_MISSING] = False
 
     __repr__ = display.record_repr
 
@@ -173,8 +186,34 @@ class Correlations:
         return pairs[:limit]
 
 
+Method = Literal["pearson", "spearman"]
+
+
+def _correlations(method: Method) -> Codec:
+    """Return the codec of correlations, whose method is the name of the field."""
+    codec = codec_of(Correlations)
+
+    def read(data: object) -> Correlations:
+        return cast("Correlations", codec.read({**JSON_OBJECT.read(data), "method": method}))
+
+    def write(correlations: Correlations) -> JsonDict:
+        data = cast("JsonDict", codec.to_json(correlations))
+        del data["method"]
+        return data
+
+    return Codec(read, write)
+
+
+_STATISTICS_KEYS = (
+    "source", "rows", "sample_rows", "sample_distinct", "exact", "seed", "columns", "pearson",
+    "spearman",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, repr=False)
-class Statistics:
+class Statistics(
+    Record, format=STATISTICS_FORMAT, subject="A JSON object of statistics", keys=_STATISTICS_KEYS
+):
     """Statistics of one table.
 
     ``pearson`` is computed over all rows, for each pair over the rows with finite values in both
@@ -193,12 +232,12 @@ class Statistics:
 
     rows: int
     columns: tuple[ColumnStatistics, ...]
-    pearson: Correlations | None = None
-    spearman: Correlations | None = None
-    sample_rows: int = 0
-    sample_distinct: int = 0
-    exact: bool = True
-    seed: int = 0
+    pearson: Annotated[Correlations | None, _correlations("pearson")] = None
+    spearman: Annotated[Correlations | None, _correlations("spearman")] = None
+    sample_rows: Annotated[int, Key("sample.rows")] = 0
+    sample_distinct: Annotated[int, Key("sample.distinct")] = 0
+    exact: Annotated[bool, Key("sample.exact")] = True
+    seed: Annotated[int, Key("sample.seed")] = 0
     source: JsonMapping = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -244,20 +283,7 @@ class Statistics:
         >>> store.get_featuregroup_statistics("weather").to_json()["rows"]
         4
         """
-        return {
-            "format": STATISTICS_FORMAT,
-            "source": dict(self.source),
-            "rows": self.rows,
-            "sample": {
-                "rows": self.sample_rows,
-                "distinct": self.sample_distinct,
-                "exact": self.exact,
-                "seed": self.seed,
-            },
-            "columns": list(map(_column_json, self.columns)),
-            "pearson": _correlations_json(self.pearson),
-            "spearman": _correlations_json(self.spearman),
-        }
+        return super().to_json()
 
     def to_bytes(self) -> bytes:
         """Return compact JSON.
@@ -268,7 +294,7 @@ class Statistics:
         return json.dumps(self.to_json(), ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls, data: JsonMapping) -> Statistics:
+    def from_json(cls, data: object) -> Statistics:
         """Parse the output of ``to_json``.
 
         Raises:
@@ -279,77 +305,4 @@ class Statistics:
         >>> Statistics.from_json(statistics.to_json()) == statistics
         True
         """
-        with translate_parse_errors("statistics"):
-            check_format(
-                data.get("format"), STATISTICS_FORMAT, subject="A JSON object of statistics"
-            )
-            return cls(
-                rows=data["rows"],
-                columns=tuple(map(_column_from_json, data["columns"])),
-                pearson=_correlations_from_json("pearson", data["pearson"]),
-                spearman=_correlations_from_json("spearman", data["spearman"]),
-                sample_rows=data["sample"]["rows"],
-                sample_distinct=data["sample"]["distinct"],
-                exact=data["sample"]["exact"],
-                seed=data["sample"]["seed"],
-                source=dict(data["source"]),
-            )
-
-
-def _column_json(column: ColumnStatistics) -> JsonDict:
-    data = dict(vars(column))
-    # The names in the published JSON schema.
-    data["min"] = data.pop("minimum")
-    data["max"] = data.pop("maximum")
-    if column.lengths is not None:
-        data["lengths"] = {
-            "min": column.lengths.minimum,
-            "max": column.lengths.maximum,
-            "mean": column.lengths.mean,
-        }
-    data["quantiles"] = list(column.quantiles)
-    data["top"] = [[top_value.value, top_value.count] for top_value in column.top]
-    if column.histogram is not None:
-        data["histogram"] = {
-            "edges": list(column.histogram.edges),
-            "counts": list(column.histogram.counts),
-        }
-    return data
-
-
-def _column_from_json(data: JsonMapping) -> ColumnStatistics:
-    fields = dict(data)
-    fields["minimum"] = fields.pop("min")
-    fields["maximum"] = fields.pop("max")
-    fields["quantiles"] = tuple(data["quantiles"])
-    fields["top"] = tuple(TopValue(value, count) for value, count in data["top"])
-    lengths, histogram = data["lengths"], data["histogram"]
-    if lengths is not None:
-        fields["lengths"] = Lengths(lengths["min"], lengths["max"], lengths["mean"])
-    if histogram is not None:
-        fields["histogram"] = Histogram(tuple(histogram["edges"]), tuple(histogram["counts"]))
-    return ColumnStatistics(**fields)
-
-
-def _correlations_json(correlations: Correlations | None) -> JsonDict | None:
-    if correlations is None:
-        return None
-    return {
-        "columns": list(correlations.columns),
-        "matrix": list(map(list, correlations.matrix)),
-        "sampled": correlations.sampled,
-    }
-
-
-def _correlations_from_json(
-    method: Literal["pearson", "spearman"], data: JsonMapping | None
-) -> Correlations | None:
-    if data is None:
-        return None
-    return Correlations(
-        method,
-        tuple(data["columns"]),
-        tuple(map(tuple, data["matrix"])),
-        # Statistics of earlier releases do not have this field.
-        data.get("sampled", False),
-    )
+        return super().from_json(data)

@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict, JsonMapping, check_format, float_value
+from featurestore.model.codecs import JSON, JSON_OBJECT
+from featurestore.model.json_object import JsonDict, JsonMapping, float_value
 from featurestore.model.names import parse_reference
+from featurestore.model.records import OMIT_DEFAULT, Codec, Key, Record
 
 REPORT_FORMAT = 1
 # The expectation that each value of a column exists in a feature of another group.
@@ -53,8 +55,48 @@ class FeatureComparison:
         return cls(str(kwargs["column"]), str(kwargs["feature"]))
 
 
+def to_plain_json(value: Any) -> Any:
+    """Convert a value to a JSON value.
+
+    Times become ISO 8601 strings, bytes become hex strings, and NaN, infinity and values of other
+    types become strings.
+
+    >>> to_plain_json({"a": (date(2020, 1, 2), float("nan"))})
+    {'a': ['2020-01-02', 'NaN']}
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float_value(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): to_plain_json(nested_value) for key, nested_value in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(map(to_plain_json, value))
+    # NumPy scalars.
+    item = getattr(value, "item", None)
+    if callable(item):
+        return to_plain_json(item())
+    return str(value)
+
+
+_PLAIN_JSON, _PLAIN_OBJECT = Codec(JSON.read, to_plain_json), Codec(JSON_OBJECT.read, to_plain_json)
+# Versions without the first field can read all other reports.
+_RESULT_KEYS = (
+    "is_error", "expectation", "success", "warning", "row_level", "rows", "unexpected", "observed",
+    "samples", "message",
+)  # fmt: skip
+_REPORT_KEYS = (
+    "name", "version", "validation", "success", "time", "rows", "rows_quarantined", "delta_version",
+    "run_id", "results", "details",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
-class ExpectationResult:
+class ExpectationResult(Record, keys=_RESULT_KEYS, closed=True):
     """The result of an expectation or a built-in check.
 
     ``row_level`` is True if failing rows can be identified; ``unexpected`` is their number;
@@ -62,22 +104,24 @@ class ExpectationResult:
     ``is_error`` marks an expectation that could not be evaluated; ``message`` is the reason.
     """
 
-    expectation: JsonMapping
+    expectation: Annotated[JsonMapping, _PLAIN_OBJECT]
     success: bool
     rows: int
     unexpected: int = 0
     row_level: bool = True
-    observed: Any = None
-    samples: tuple[JsonMapping, ...] = ()
+    observed: Annotated[Any, _PLAIN_JSON] = None
+    samples: tuple[Annotated[JsonMapping, _PLAIN_OBJECT], ...] = ()
     message: str = ""
     warning: bool = False
-    is_error: bool = False
+    is_error: Annotated[bool, OMIT_DEFAULT] = False
 
     __repr__ = display.record_repr
 
 
 @dataclass(frozen=True)
-class ValidationReport:
+class ValidationReport(
+    Record, format=REPORT_FORMAT, subject="The validation report", keys=_REPORT_KEYS
+):
     """The result of an audit; ``success`` is False if an expectation failed, warnings excluded.
 
     >>> report = store.validate_featuregroup("weather")
@@ -92,14 +136,14 @@ class ValidationReport:
 
     name: str
     version: int
-    validation: str
+    validation: Annotated[str, Key("policy")]
     time: datetime
     rows: int
     results: tuple[ExpectationResult, ...] = ()
     rows_quarantined: int = 0
     delta_version: int | None = None
     run_id: str | None = None
-    details: JsonMapping = field(default_factory=dict)
+    details: Annotated[JsonMapping, _PLAIN_OBJECT] = field(default_factory=dict)
 
     __repr__ = display.record_repr
 
@@ -165,85 +209,7 @@ class ValidationReport:
         >>> data["rows"], data["success"], len(data["results"])
         (4, True, 3)
         """
-        return {
-            "format": REPORT_FORMAT,
-            "name": self.name,
-            "version": self.version,
-            "policy": self.validation,
-            "success": self.success,
-            "time": self.time.isoformat(),
-            "rows": self.rows,
-            "rows_quarantined": self.rows_quarantined,
-            "delta_version": self.delta_version,
-            "run_id": self.run_id,
-            "results": list(map(_result_json, self.results)),
-            "details": to_plain_json(self.details),
-        }
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> ValidationReport:
-        """Parse the output of ``to_json``; sample values keep their JSON representation."""
-        check_format(data.get("format"), REPORT_FORMAT, subject="The validation report")
-        return cls(
-            name=data["name"],
-            version=data["version"],
-            validation=data["policy"],
-            time=datetime.fromisoformat(data["time"]),
-            rows=data["rows"],
-            results=tuple(
-                ExpectationResult(**{**result_json, "samples": tuple(result_json["samples"])})
-                for result_json in data["results"]
-            ),
-            rows_quarantined=data["rows_quarantined"],
-            delta_version=data["delta_version"],
-            run_id=data["run_id"],
-            details=data["details"],
-        )
-
-
-def to_plain_json(value: Any) -> Any:
-    """Convert a value to a JSON value.
-
-    Times become ISO 8601 strings, bytes become hex strings, and NaN, infinity and values of other
-    types become strings.
-
-    >>> to_plain_json({"a": (date(2020, 1, 2), float("nan"))})
-    {'a': ['2020-01-02', 'NaN']}
-    """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float_value(value)
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {str(key): to_plain_json(nested_value) for key, nested_value in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return list(map(to_plain_json, value))
-    # NumPy scalars.
-    item = getattr(value, "item", None)
-    if callable(item):
-        return to_plain_json(item())
-    return str(value)
-
-
-def _result_json(result: ExpectationResult) -> JsonDict:
-    # Versions without this field can read all other reports.
-    error = {"is_error": True} if result.is_error else {}
-    return {
-        **error,
-        "expectation": to_plain_json(result.expectation),
-        "success": result.success,
-        "warning": result.warning,
-        "row_level": result.row_level,
-        "rows": result.rows,
-        "unexpected": result.unexpected,
-        "observed": to_plain_json(result.observed),
-        "samples": to_plain_json(result.samples),
-        "message": result.message,
-    }
+        return super().to_json()
 
 
 def describe(expectation: JsonMapping) -> str:

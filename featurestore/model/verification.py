@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.records import Record
+
+_REPORT_KEYS = (
+    "featuregroup", "ok", "delta_version", "rows", "files", "bytes", "commits", "checkpoints",
+    "problems", "unverified",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class FileProblem:
+class FileProblem(Record, closed=True):
     """A problem in a file of a table.
 
     Attributes:
@@ -36,7 +41,7 @@ class FileProblem:
 
 
 @dataclass(frozen=True)
-class GroupVerifyReport:
+class GroupVerifyReport(Record, keys=_REPORT_KEYS, closed=True):
     """The result of verifying a feature group.
 
     Attributes:
@@ -68,29 +73,6 @@ class GroupVerifyReport:
     def ok(self) -> bool:
         """Whether all checked files match the checksums in the log."""
         return not self.problems
-
-    def to_json(self) -> JsonDict:
-        """Return the report as a JSON object."""
-        return {
-            "featuregroup": self.featuregroup,
-            "ok": self.ok,
-            "delta_version": self.delta_version,
-            "rows": self.rows,
-            "files": self.files,
-            "bytes": self.bytes,
-            "commits": self.commits,
-            "checkpoints": self.checkpoints,
-            "problems": [vars(problem) for problem in self.problems],
-            "unverified": list(self.unverified),
-        }
-
-    @classmethod
-    def from_json(cls, content: JsonMapping) -> GroupVerifyReport:
-        """Return the report in a JSON object."""
-        values = {name: value for name, value in content.items() if name != "ok"}
-        values["problems"] = tuple(FileProblem(**problem) for problem in content["problems"])
-        values["unverified"] = tuple(content["unverified"])
-        return cls(**values)
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "DAMAGED"

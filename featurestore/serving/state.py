@@ -12,10 +12,18 @@ import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated
 
 from featurestore.errors import PublishedStateDamaged, PublishedValueDamaged
-from featurestore.model.json_object import JsonObject, MalformedJson, check_format, parse_object
+from featurestore.model.codecs import JSON, Codec, array, parsed
+from featurestore.model.json_object import (
+    JsonDict,
+    JsonObject,
+    MalformedJson,
+    check_format,
+    parse_object,
+)
+from featurestore.model.records import Record, Valid
 from featurestore.model.times import from_micros, to_micros
 from featurestore.serving.columns import value_prefix
 
@@ -83,8 +91,16 @@ class PublishedView:
         )
 
 
+def _parse_time(text: str) -> datetime:
+    # Raises an error for a time without a zone, which cannot be compared with others.
+    return from_micros(to_micros(datetime.fromisoformat(text)))
+
+
+ZonedTime = Annotated[datetime, parsed(_parse_time, datetime.isoformat, "a time with a zone", JSON)]
+
+
 @dataclass(frozen=True)
-class GroupState:
+class GroupState(Record):
     """What is published of a group.
 
     ``delta_version`` is the version of the published rows, ``fingerprint`` and ``columns`` are
@@ -97,28 +113,14 @@ class GroupState:
     table_id: str
     fingerprint: int
     columns: tuple[str, ...]
-    published_at: datetime
+    published_at: ZonedTime
     commit: str | None
     target: int | None = None
     target_commit: str | None = None
 
-    @classmethod
-    def from_json(cls, data: JsonObject) -> GroupState:
-        """Parse the fields of a record."""
-        return cls(
-            delta_version=data.number("delta_version"),
-            table_id=data.text("table_id"),
-            fingerprint=data.number("fingerprint"),
-            columns=data.texts("columns"),
-            published_at=_parse_time(data, "published_at"),
-            commit=data.optional_text("commit"),
-            target=data.optional_number("target"),
-            target_commit=data.optional_text("target_commit"),
-        )
-
 
 @dataclass(frozen=True)
-class Lease:
+class Lease(Record):
     """The right of one process to publish the view until ``expires``.
 
     No other lease has the same ``owner``, or the same ``token``, a random number. ``generation`` is
@@ -127,23 +129,23 @@ class Lease:
     server lost writes.
     """
 
-    owner: str
+    owner: Annotated[str, Valid(_OWNER.fullmatch, "the owner of a lease")]
     token: int
-    expires: datetime
+    expires: ZonedTime
     generation: int | None = None
     renewal: int = 0
 
 
 @dataclass(frozen=True)
-class RetiredGeneration:
+class RetiredGeneration(Record):
     """A generation that no reader needs from some time after ``since``."""
 
     generation: int
-    since: datetime
+    since: ZonedTime
 
 
 @dataclass(frozen=True)
-class Origin:
+class Origin(Record):
     """A feature store: its location, and when it registered the online store, in microseconds."""
 
     location: str
@@ -155,8 +157,24 @@ class Origin:
         return f"{self.location}, which registered it at {from_micros(self.registered).isoformat()}"
 
 
+def _read_group(data: object) -> tuple[GroupId, GroupState]:
+    group = JsonObject.from_value(data)
+    return (group.text("name"), group.number("version")), GroupState.from_json(data)
+
+
+def _write_groups(groups: Mapping[GroupId, GroupState]) -> list[JsonDict]:
+    return [
+        {"name": name, "version": version, **state.to_json()}
+        for (name, version), state in groups.items()
+    ]
+
+
+_GROUPS = Codec(array(Codec(_read_group), dict).read, _write_groups)
+_KEYS = ("format", "generation", "groups", "token", "lease", "retired", "origin", "server")
+
+
 @dataclass(frozen=True)
-class ViewState:
+class ViewState(Record, keys=_KEYS):
     """The state of a published view version; ``generation`` 0 means that nothing is published.
 
     Readers need ``generation`` and ``groups``. ``origin`` is the feature store that publishes the
@@ -166,7 +184,7 @@ class ViewState:
     """
 
     generation: int = 0
-    groups: Mapping[GroupId, GroupState] = field(default_factory=dict)
+    groups: Annotated[Mapping[GroupId, GroupState], _GROUPS] = field(default_factory=dict)
     lease: Lease | None = None
     retired: tuple[RetiredGeneration, ...] = ()
     origin: Origin | None = None
@@ -193,7 +211,7 @@ class ViewState:
             check_format(format_number, STATE_FORMAT, subject=subject)
             if format_number > 1 and content != _add_checksum(content[:-_SEAL_SIZE], view.key):
                 raise MalformedJson("its checksum does not match")
-            return cls._from_json(data)
+            return cls.from_json(data)
         except MalformedJson as error:
             raise PublishedStateDamaged(
                 f"The state record of {view} in the online store {view.online!r} is damaged: "
@@ -201,61 +219,15 @@ class ViewState:
                 hint=view.publish_line(full=True),
             ) from error
 
-    @classmethod
-    def _from_json(cls, data: JsonObject) -> ViewState:
-        groups = {
-            (group.text("name"), group.number("version")): GroupState.from_json(group)
-            for group in data.objects("groups")
-        }
-        lease = None
-        if data.get("lease") is not None:
-            lease_json = data.object("lease")
-            if not _OWNER.fullmatch(lease_json.text("owner")):
-                raise lease_json.wrong_type_error("owner", "the owner of a lease")
-            lease = Lease(
-                owner=lease_json.text("owner"),
-                token=lease_json.number("token"),
-                expires=_parse_time(lease_json, "expires"),
-                generation=lease_json.optional_number("generation"),
-                renewal=lease_json.optional_number("renewal") or 0,
-            )
-        origin = None
-        if data.get("origin") is not None:
-            origin_json = data.object("origin")
-            origin = Origin(origin_json.text("location"), origin_json.number("registered"))
-        retired = [
-            RetiredGeneration(record.number("generation"), _parse_time(record, "since"))
-            for record in data.objects("retired")
-        ]
-        return cls(
-            generation=data.number("generation"),
-            groups=groups,
-            lease=lease,
-            retired=tuple(retired),
-            origin=origin,
-            format=data.number("format"),
-            server=data.optional_text("server"),
-        )
-
     def to_bytes(self, key: bytes) -> bytes:
         """Return the record of a key as JSON with its checksum."""
-        groups = [
-            {"name": name, "version": version, **_to_json(group)}
-            for (name, version), group in self.groups.items()
-        ]
-        lease = None if self.lease is None else _to_json(self.lease)
-        data = {
-            "format": self.format,
-            "generation": self.generation,
-            "groups": groups,
-            # Earlier releases require the number of the last lease.
-            "token": 0,
-            "lease": lease,
-            "retired": list(map(_to_json, self.retired)),
-            "origin": None if self.origin is None else _to_json(self.origin),
-            "server": self.server,
-        }
-        return _add_checksum(json.dumps(data, separators=(",", ":")).encode()[:-1], key)
+        text = json.dumps(self.to_json(), separators=(",", ":"))
+        return _add_checksum(text.encode()[:-1], key)
+
+    @property
+    def token(self) -> int:
+        """The number of the last lease, which earlier releases require."""
+        return 0
 
     def generations(self, *, retired_since: datetime | None = None) -> set[int]:
         """Return the generations that may have values: published, unfinished and retired ones.
@@ -317,19 +289,3 @@ def _add_checksum(content: bytes, key: bytes) -> bytes:
 
 
 _SEAL_SIZE = len(_add_checksum(b"", b""))
-
-
-def _to_json(record: GroupState | Lease | Origin | RetiredGeneration) -> dict[str, Any]:
-    data = dict(vars(record))
-    for name, value in data.items():
-        if isinstance(value, datetime):
-            data[name] = value.isoformat()
-    return data
-
-
-def _parse_time(data: JsonObject, name: str) -> datetime:
-    try:
-        # Raises an error for a time without a zone, which cannot be compared with others.
-        return from_micros(to_micros(datetime.fromisoformat(data.text(name))))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise data.wrong_type_error(name, "a time with a zone") from error

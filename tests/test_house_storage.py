@@ -22,7 +22,8 @@ METHODS = {
     "exists", "glob", "is_dir", "is_file", "iterdir", "mkdir", "read_bytes", "read_text", "rglob", "rmdir", "touch",
     "unlink", "write_bytes", "write_text",
 }  # fmt: skip
-# Module names of the storage package, and Delta log functions with the same names.
+# Variables with a storage, modules of the storage package, and Delta log functions with the same
+# names.
 STORAGE = ("files", "storage", "log", "deltalog", "self")
 # Exceptions that open files themselves, with the reason; do not add any.
 EXCEPTIONS = {
@@ -71,7 +72,16 @@ def calls_on_files(tree: ast.Module) -> Iterator[str]:
             if by_os or by_method or owner == "shutil":
                 yield f"{owner}.{called.attr}"
         elif isinstance(called, ast.Attribute) and called.attr in METHODS | OS_PATH_FILES:
+            if is_storage(called.value):
+                continue
             yield f"{ast.unparse(called.value)}.{called.attr}"
+
+
+def is_storage(receiver: ast.expr) -> bool:
+    """Return whether a call is one of ``storage_for(path)`` or ``session.storage``."""
+    if isinstance(receiver, ast.Call):
+        return isinstance(receiver.func, ast.Name) and receiver.func.id == "storage_for"
+    return isinstance(receiver, ast.Attribute) and receiver.attr == "storage"
 
 
 def test_only_storage_opens_files() -> None:

@@ -81,9 +81,8 @@ def verify(
     context: typer.Context, certificate: Annotated[str, argument(help="File with the certificate.")]
 ) -> None:
     """Search the store for an erased entity; exit code 1 if data or the certificate are not as certified."""
-    content = storage_for(files.local_directory(certificate)).read_bytes(
-        local_directory(certificate)
-    )
+    path = local_directory(certificate)
+    content = storage_for(path).read_bytes(path)
     check = store(context).verify_erasure(content)
     show_report(context, check, ok=check.ok)
 

@@ -26,7 +26,7 @@ from featurestore.plugins.online import IdentifiesServer, OnlineConfig, OnlineSt
 from featurestore.recovery import record_files
 from featurestore.registry import online_stores
 from featurestore.session import Session
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.grants import acting_online_store, authorize, grant, secret_reader
 
 _MEASURE_SECONDS = 60.0
@@ -58,7 +58,7 @@ def add_online_store(
         )
     if secret is not None:
         parse_credentials(secret)
-    uri = normalize_uri(uri, exists=files.exists)
+    uri = normalize_uri(uri, exists=lambda path: storage_for(path).exists(path))
     spec = OnlineStoreSpec(
         name=name, kind=online_kind(uri), uri=uri, secret=secret, created=to_micros(utc_now())
     )

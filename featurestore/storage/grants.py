@@ -348,11 +348,8 @@ def read_secret(reference: SecretReference) -> str:
 
 def _read_file(reference: SecretReference) -> str:
     try:
-        return (
-            storage_for(os.path.expanduser(reference.name))
-            .read_text(os.path.expanduser(reference.name))
-            .rstrip("\r\n")
-        )
+        path = os.path.expanduser(reference.name)
+        return storage_for(path).read_text(path).rstrip("\r\n")
     except (StorageError, OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"The secret {reference} cannot be read: {type(error).__name__}.",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.storage import files, local, storage_for
+from featurestore.storage import local, storage_for
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 
 if TYPE_CHECKING:
@@ -106,8 +106,9 @@ class Publication:
 
     def sync(self) -> None:
         """Sync the files added since the last call; ``link`` is called again after a lost race."""
-        if self.durable:
-            files.sync(self._files[self._synced :])
+        unsynced_files = self._files[self._synced :]
+        if self.durable and unsynced_files:
+            storage_for(unsynced_files[0]).sync(unsynced_files)
             self._synced = len(self._files)
 
     def __enter__(self) -> Publication:

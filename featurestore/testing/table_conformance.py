@@ -31,7 +31,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.testing.relation_conformance import NOON, make_rows, read_ids, rows
 
 SCHEMA = make_rows(0).schema
@@ -331,7 +331,7 @@ class TableConformance:
         state = read_snapshot(path)
         assert version is not None
         paths = [file.path for file in state.files]
-        assert (state.rows, state.bytes) == (4, sum(map(files.size, paths)))
+        assert (state.rows, state.bytes) == (4, sum(map(storage_for(path).size, paths)))
         assert set(added_files(path, version)) == set(paths)
 
     def test_change_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:

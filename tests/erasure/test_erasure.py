@@ -382,8 +382,7 @@ def test_erased_admins_remain_in_certificates(empty_store: FeatureStore) -> None
 KILLED = """
 import os, signal, sys
 import featurestore
-from featurestore.storage import files
-from featurestore.storage.interface import Storage
+from featurestore.storage import Storage
 
 location, count = sys.argv[1], int(sys.argv[2])
 store = featurestore.connect(location, engine="duckdb")
@@ -399,7 +398,7 @@ def kill_at(function):
     return step
 
 for name in ("write_atomically", "write_new", "remove"):
-    setattr(files, name, kill_at(getattr(files, name)))
+    setattr(Storage, name, kill_at(getattr(Storage, name)))
 print(store.erase({"user": "canary-q7x91"}, dry_run=False).complete, steps)
 """
 

@@ -108,15 +108,15 @@ def test_damaged_hint_is_published_again(empty_store: FeatureStore, hint: bytes)
 KILLED = """
 import os, sys
 import featurestore
-from featurestore.delta import iceberg
+from featurestore.storage import Storage
 written = []
-real = iceberg.files.write_atomically
-def write(path, data):
+real = Storage.write_atomically
+def write(storage, path, data):
     if len(written) == int(sys.argv[2]):
         os._exit(9)
     written.append(path)
-    real(path, data)
-iceberg.files.write_atomically = write
+    real(storage, path, data)
+Storage.write_atomically = write
 store = featurestore.connect(sys.argv[1])
 store.insert_into_featuregroup([{"id": 2, "day": "x"}], "g")
 """

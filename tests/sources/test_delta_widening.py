@@ -15,7 +15,7 @@ import pytest
 import featurestore
 from featurestore.plugins.engine import Engine, TimeRange
 from featurestore.plugins.source import SourceQuery
-from featurestore.storage import files
+from featurestore.storage import storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import DuckDBEngine
@@ -217,7 +217,9 @@ def test_widened_columns_in_a_bucket_are_exact(
     location = use_options_for_owner(bucket, "writer", object_server.options)
     for path in (tmp_path / "lake").rglob("*"):
         if path.is_file():
-            files.upload([(str(path), f"{location}/lake/{path.relative_to(tmp_path / 'lake')}")])
+            storage_for(location).upload_all(
+                [(str(path), f"{location}/lake/{path.relative_to(tmp_path / 'lake')}")]
+            )
     monkeypatch.setenv("LAKE_SECRET", SECRET_KEY)
     options = {name: text for name, text in object_server.options.items() if "secret" not in name}
     empty_store.add_source(

@@ -202,7 +202,7 @@ def test_remove_refuses_paths_outside_and_removes_directories(root: str) -> None
 def test_uploads_and_growing_files_appear_at_their_paths(root: str, tmp_path: Path) -> None:
     storage = storage_for(root)
     (tmp_path / "source").write_bytes(b"source")
-    files.upload(
+    storage.upload_all(
         [(str(tmp_path / "source"), f"{root}/up"), (str(tmp_path / "source"), f"{root}/2")]
     )
     assert storage.read_bytes(f"{root}/up") == storage.read_bytes(f"{root}/2") == b"source"

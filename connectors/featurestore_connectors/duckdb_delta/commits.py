@@ -52,7 +52,7 @@ from featurestore.model.runtime import was_forked
 from featurestore.model.threads import independent_tasks
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.engine import PropertyChange, TableWrite
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.connections import delta_options
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.publication import Publication
@@ -448,4 +448,4 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
                 # delta-rs does not sync checkpoints; after a power failure, readers could find a
                 # truncated one.
                 _, checkpoint_paths = log.find_checkpoint_before(state.path, version)
-                files.sync(checkpoint_paths)
+                storage_for(state.path).sync(checkpoint_paths)

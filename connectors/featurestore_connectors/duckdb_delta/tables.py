@@ -31,7 +31,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     unknown_columns_error,
 )
-from featurestore.storage import files, storage_for
+from featurestore.storage import storage_for
 from featurestore.storage.publication import Publication
 from featurestore.storage.temporary import remove_temporary, temporary_directory
 from featurestore_connectors.duckdb_delta import commits, sqltext
@@ -173,7 +173,7 @@ def stage_files(database: Database, query: str, folder: str, *, schema: pa.Schem
             staged_files.append(replace(file, path=target))
             moves.append((file.path, target))
         # Uploaded together, since closing one file on HDFS can take half a second.
-        files.upload(moves)
+        storage_for(folder).upload_all(moves)
     return staged_files
 
 
@@ -327,7 +327,7 @@ def move_into_table(
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
     checksums: Sequence[str | None] = [file.checksum for file in new_files]
     if not is_local:
-        files.upload(moves)
+        storage_for(path).upload_all(moves)
         # Of the local files, which are read without requests.
         checksums = file_checksums([source for source, _ in moves])
     return [

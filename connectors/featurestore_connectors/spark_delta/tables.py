@@ -40,7 +40,6 @@ from featurestore.plugins.engine import (
     unknown_columns_error,
 )
 from featurestore.storage import storage_for
-from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication
 from featurestore_connectors.spark_delta import connect, rewrite, row_buffer, sqltext
 from featurestore_connectors.spark_delta.commits import (
@@ -103,7 +102,7 @@ def create_table(
     # Optional: Spark is slower without the checksum file.
     with suppress(OSError):
         summary = target.removesuffix(".json") + ".crc"
-        write_new(summary, _checksum_of_empty_table(commit))
+        storage_for(summary).write_new(summary, _checksum_of_empty_table(commit))
 
 
 def _commit_zero(
@@ -129,7 +128,7 @@ def _commit_zero(
             raise_if_key_not_exists=False,
             commit_properties=CommitProperties(custom_metadata={"userMetadata": text}),
         )
-        return read_bytes(commit_path(folder, 0))
+        return storage_for(folder).read_bytes(commit_path(folder, 0))
 
 
 def _checksum_of_empty_table(commit: bytes) -> bytes:

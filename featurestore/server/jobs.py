@@ -28,7 +28,6 @@ from featurestore.server.job_actions import RequestedRun
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
 from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, items, record
 from featurestore.server.routes import Router
-from featurestore.storage import storage_for
 from featurestore.store import FeatureStore
 
 api = Router(prefix="/jobs", tags=["jobs"], responses=REFUSALS)
@@ -235,7 +234,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
     with store.session.registry.reading() as connection:
         run = runs.find(connection, run_id)
     log = run.log if run is not None and run.job == name else None
-    storage = storage_for(log)
+    storage = store.session.storage
     # A manipulated registry must not expose other files on the machine.
     if log is None or not storage.is_below(log, store.session.logs_path) or not storage.exists(log):
         raise no_log

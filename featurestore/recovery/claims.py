@@ -36,7 +36,7 @@ def claim(connection: Connection, path: str) -> bool:
     Local file systems need no claims, because the registry is stored in the location.
     """
     storage = storage_for(path)
-    if not storage_for(path).needs_claims:
+    if not storage.needs_claims:
         return True
     # The registry that has claimed a version may create it again after a failed creation.
     identity = _registry_id(connection).encode()
@@ -48,9 +48,10 @@ def claim(connection: Connection, path: str) -> bool:
 
 def claim_once(connection: Connection, path: str, run: str) -> bool:
     """Claim a version directory for one export; return False if it is already claimed."""
-    if not storage_for(path).needs_claims:
+    storage = storage_for(path)
+    if not storage.needs_claims:
         return True
-    return storage_for(path).write_new(path + _SUFFIX, f"{_registry_id(connection)} {run}".encode())
+    return storage.write_new(path + _SUFFIX, f"{_registry_id(connection)} {run}".encode())
 
 
 def can_remove_incomplete(connection: Connection, location: str, path: str) -> bool:
@@ -61,7 +62,7 @@ def can_remove_incomplete(connection: Connection, location: str, path: str) -> b
     written recently.
     """
     storage = storage_for(path)
-    if not storage_for(path).needs_claims:
+    if not storage.needs_claims:
         return True
     # Files without a claim are not assigned to a registry, so only their age counts.
     if not storage.exists(path + _SUFFIX):
@@ -80,7 +81,8 @@ def begin_publication(path: str) -> bool:
     """
     # Publication and revocation create the same object, so only one can succeed. A lease could not
     # guarantee this, because it may expire while the export is alive.
-    return not storage_for(path).needs_claims or storage_for(path).write_new(
+    storage = storage_for(path)
+    return not storage.needs_claims or storage.write_new(
         path + _OUTCOME, _make_outcome_content(_PUBLISHED)
     )
 
@@ -92,7 +94,7 @@ def revoke(path: str, *, is_certainly_dead: bool) -> bool:
     if the process is certainly dead or a day has passed, so the function returns True.
     """
     storage = storage_for(path)
-    if not storage_for(path).needs_claims or storage.write_new(
+    if not storage.needs_claims or storage.write_new(
         path + _OUTCOME, _make_outcome_content(_REVOKED)
     ):
         return True
@@ -138,7 +140,7 @@ def version_entry_name(entry: str) -> str:
 def release(path: str, *, below: str) -> None:
     """Release the claim of a deleted version."""
     storage = storage_for(path)
-    if storage_for(path).needs_claims:
+    if storage.needs_claims:
         # The claim is removed last: until then, no other export can begin with this version.
         storage.remove(path + _OUTCOME, below=below)
         storage.remove(path + _SUFFIX, below=below)

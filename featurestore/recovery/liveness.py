@@ -184,9 +184,10 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
 
     Their intents must be resolved first.
     """
-    storage = storage_for(location)
+    folder = _lock_folder(location)
+    storage = storage_for(folder)
     machine_id = _machine_id(location)
-    for name in storage.list_directory(_lock_folder(location)):
+    for name in storage.list_directory(folder):
         match = _NAME.fullmatch(name)
         # Locks are visible only on the owner's machine.
         if (
@@ -195,7 +196,7 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
             and not is_alive(connection, location, name)
         ):
             try:
-                storage.remove(_lock_file(location, name), below=_lock_folder(location))
+                storage.remove(_lock_file(location, name), below=folder)
             except StorageError as error:  # a remaining unlocked file is harmless
                 _log.debug("could not remove the lock file of a dead owner: %s", error)
     # Heartbeats also belong to owners on other machines, whose lock files are not visible here.
@@ -214,9 +215,9 @@ def versions_in_flight(
 
 def other_processes(location: str) -> list[str]:
     """Return the owner names of other live processes on this machine."""
-    machine_id = _machine_id(location)
+    machine_id, folder = _machine_id(location), _lock_folder(location)
     names = []
-    for name in storage_for(location).list_directory(_lock_folder(location)):
+    for name in storage_for(folder).list_directory(folder):
         match = _NAME.fullmatch(name)
         if match is None or match[1] != machine_id or _is_this_process(name):
             continue
@@ -236,12 +237,10 @@ def _current_owner(location: str) -> _Owner:
     """Return the owner of this process for a store; create its lock file if needed."""
     # Without its file, for example after the store was deleted, the owner would be considered dead.
     current = _process_owners.get(location)
-    if (
-        current is not None
-        and current.pid == os.getpid()
-        and storage_for(location).exists(_lock_file(location, current.name))
-    ):
-        return current
+    if current is not None and current.pid == os.getpid():
+        lock_file = _lock_file(location, current.name)
+        if storage_for(lock_file).exists(lock_file):
+            return current
     host = re.sub(r"[^A-Za-z0-9-]", "-", locks.host_name())[:40] or "host"
     name = f"{host}.{os.getpid()}.{_machine_id(location)}.{secrets.token_hex(4)}"
     handle = locks.acquire_lock(_lock_file(location, name))
@@ -382,7 +381,7 @@ def is_lease_expired(location: str, run: str, *paths: str, now: datetime | None 
 def remove_expired_leases(location: str) -> None:
     """Remove all expired leases of writes."""
     storage = storage_for(location)
-    if not storage_for(location).needs_claims:
+    if not storage.needs_claims:
         return
     folder = os.path.join(location, _LEASES)
     runs = storage.list_directory(folder)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
@@ -260,7 +259,7 @@ def _restore_versions(
     connection: Connection,
     location: str,
     report: RebuildReport,
-    objects: VersionedObjects[Any],
+    objects: VersionedObjects[object],
     restore: Restore | None = None,
 ) -> None:
     """Register all published versions of objects, and report the incomplete versions."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import Any
 
 from sqlalchemy.engine import Connection
 
@@ -29,7 +28,7 @@ _INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")
 
 
-VERSIONED: tuple[VersionedObjects[Any], ...] = (GROUPS, DATASETS, VIEWS, MODELS)
+VERSIONED: tuple[VersionedObjects[object], ...] = (GROUPS, DATASETS, VIEWS, MODELS)
 _BY_INTENT = {
     intent: objects
     for objects in VERSIONED
@@ -105,7 +104,7 @@ def _resolve_version(
     connection: Connection,
     paths: StorePaths,
     intent: intents.Intent,
-    objects: VersionedObjects[Any],
+    objects: VersionedObjects[object],
 ) -> str:
     """Finish a removal, register a published version, or remove an incomplete one."""
     name, version = intent.name, intent.version

@@ -23,10 +23,10 @@ from featurestore.registry.artifacts import VersionedTable
 from featurestore.registry.rows import lock
 from featurestore.storage import storage_for
 
-RecordT = TypeVar("RecordT")
+Record_co = TypeVar("Record_co", covariant=True)
 
 
-class VersionedObjects(ABC, Generic[RecordT]):
+class VersionedObjects(ABC, Generic[Record_co]):
     """The versions of one kind of objects in a store.
 
     Attributes:
@@ -57,11 +57,13 @@ class VersionedObjects(ABC, Generic[RecordT]):
     is_revocable: ClassVar[bool] = False
 
     @abstractmethod
-    def read(self, directory: str, name: str, version: int) -> RecordT:
+    def read(self, directory: str, name: str, version: int) -> Record_co:
         """Read the definition of a published version; raise an error if it has another name."""
 
     @abstractmethod
-    def register(self, connection: Connection, directory: str, name: str, version: int) -> RecordT:
+    def register(
+        self, connection: Connection, directory: str, name: str, version: int
+    ) -> Record_co:
         """Register the published version in a directory, and return its definition."""
 
     def unregister(self, connection: Connection, name: str, version: int) -> None:

@@ -115,7 +115,7 @@ def is_delta_table(path: str) -> bool:
     """Return True if ``path`` is a Delta table."""
     storage = storage_for(path)
     # A known table in an object store needs only one listing of its new commits.
-    if storage_for(path).prefers_listing and path in _LAST_VERSIONS and latest_version(path) >= 0:
+    if storage.prefers_listing and path in _LAST_VERSIONS and latest_version(path) >= 0:
         return True
     if storage.exists(commit_path(path, 0)):
         return True

@@ -165,6 +165,7 @@ class Heartbeat:
 
     def write(self) -> None:
         """Write the last step to storage if it is new; a thread calls this every second."""
+        storage = storage_for(self.directory)
         last_step = self._last_step
         if last_step is None or last_step == self._durable_step:
             return
@@ -172,8 +173,8 @@ class Heartbeat:
         try:
             if self._file is not None:
                 self._file.sync()
-            elif not storage_for(self.directory).supports_appending:
-                storage_for(self.directory).write_atomically(
+            elif not storage.supports_appending:
+                storage.write_atomically(
                     _step_file(self.directory, self.worker), self._encode_step(last_step)
                 )
         except StorageError as error:

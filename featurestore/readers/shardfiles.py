@@ -286,7 +286,7 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 def check_shards(directory: str, split: ManifestSplit) -> None:
     """Raise DatasetDamaged unless the size of every shard of a split matches the manifest."""
     storage = storage_for(directory)
-    if storage_for(directory).prefers_listing:
+    if storage.prefers_listing:
         # One listing replaces a request for each shard.
         sizes = storage.list_sizes(os.path.join(directory, split.name))
         for shard in split.shards:

@@ -339,7 +339,8 @@ def acquire_job_lease(connection: Connection, location: str, job: str, holder: s
 @contextmanager
 def hold_write_lease(location: str, run: str) -> Iterator[None]:
     """Renew the lease of a write to an object store during a ``with`` block."""
-    if not storage_for(location).needs_claims:
+    storage = storage_for(location)
+    if not storage.needs_claims:
         yield
         return
     path = _lease_path(location, run)
@@ -353,7 +354,7 @@ def hold_write_lease(location: str, run: str) -> Iterator[None]:
         thread.join(_JOIN_SECONDS)
         if has_renewed.is_set():
             with suppress(StorageError):  # the lease expires anyway
-                storage_for(path).remove(path, below=location)
+                storage.remove(path, below=location)
 
 
 def is_lease_expired(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:

@@ -164,12 +164,13 @@ def write_source(location: str, spec: SourceSpec, *, replaces: bool = False) -> 
 
 def _write_definition(path: str, spec: SourceSpec | OnlineStoreSpec, *, replaces: bool) -> bool:
     """Write a definition; return False if another registry has written a different one."""
+    storage = storage_for(path)
     content = spec.to_json()
     # In a local directory, the registry refuses a name that is registered already.
-    if replaces or not storage_for(path).needs_claims:
+    if replaces or not storage.needs_claims:
         files.write_json(path, content)
         return True
-    if storage_for(path).write_new(path, files.json_bytes(content)):
+    if storage.write_new(path, files.json_bytes(content)):
         return True
     stored_definition = files.read_json(path)
     return (

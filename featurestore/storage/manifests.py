@@ -60,7 +60,7 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
     path = manifest_path(directory)
     # A local directory has one registry, which gives a version to one export. At a URI, exports of
     # several registries can have the same version, so the first manifest wins.
-    if not storage_for(path).needs_claims:
+    if not storage.needs_claims:
         storage.write_atomically(path, manifest.to_bytes())
     elif not storage.write_new(path, manifest.to_bytes()):
         raise WriteConflict(

@@ -189,8 +189,9 @@ def local_path(
 
     A copy may be evicted after the block ends; files opened in the block remain readable.
     """
-    if cache is None and storage_for(directory).is_local:
-        yield storage_for(directory).resolve_inside(directory, shard.path)
+    storage = storage_for(directory)
+    if cache is None and storage.is_local:
+        yield storage.resolve_inside(directory, shard.path)
         return
     with (cache or default_cache()).locked_copy(directory, shard) as path:
         yield path

@@ -374,12 +374,11 @@ class ExportProgress:
         self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
     ) -> None:
         """Report the estimated number of written rows until ``stop`` is set."""
+        storage = storage_for(directory)
         assert self._report is not None
-        interval = _URI_POLL_INTERVAL if storage_for(directory).prefers_listing else _POLL_INTERVAL
+        interval = _URI_POLL_INTERVAL if storage.prefers_listing else _POLL_INTERVAL
         while not stop.wait(interval):
-            size = sum(
-                status.size for _, status in storage_for(directory).walk_with_status(directory)
-            )
+            size = sum(status.size for _, status in storage.walk_with_status(directory))
             self._report("write shards", min(rows, int(size / bytes_per_row)), rows)
 
 

@@ -162,7 +162,8 @@ def write_into_table(
 
 def stage_files(database: Database, query: str, folder: str, *, schema: pa.Schema) -> list[NewFile]:
     """Write the rows of a query to a new staging folder, local or remote."""
-    if storage_for(folder).is_local:
+    storage = storage_for(folder)
+    if storage.is_local:
         return write_files(database, query, folder, schema=schema)
     with scratch_folder(folder) as local:
         local_files = write_files(database, query, os.path.join(local, "rows"), schema=schema)
@@ -173,7 +174,7 @@ def stage_files(database: Database, query: str, folder: str, *, schema: pa.Schem
             staged_files.append(replace(file, path=target))
             moves.append((file.path, target))
         # Uploaded together, since closing one file on HDFS can take half a second.
-        storage_for(folder).upload_all(moves)
+        storage.upload_all(moves)
     return staged_files
 
 
@@ -301,8 +302,9 @@ def move_into_table(
 
     ``folder`` is the root of the partition folders.
     """
+    storage = storage_for(path)
     run = uuid.uuid4()
-    is_local = storage_for(path).is_local
+    is_local = storage.is_local
     moves = []
     for number, file in enumerate(new_files):
         directory = path
@@ -327,7 +329,7 @@ def move_into_table(
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
     checksums: Sequence[str | None] = [file.checksum for file in new_files]
     if not is_local:
-        storage_for(path).upload_all(moves)
+        storage.upload_all(moves)
         # Of the local files, which are read without requests.
         checksums = file_checksums([source for source, _ in moves])
     return [
@@ -342,7 +344,8 @@ def scratch_folder(path: str) -> Iterator[str]:
 
     For a table at a URI, the folder is local.
     """
-    if not storage_for(path).is_local:
+    storage = storage_for(path)
+    if not storage.is_local:
         temporary = temporary_directory()
         try:
             yield temporary
@@ -357,7 +360,7 @@ def scratch_folder(path: str) -> Iterator[str]:
         yield folder
     finally:
         with contextlib.suppress(OSError):
-            storage_for(folder).remove(folder, below=path)
+            storage.remove(folder, below=path)
         with contextlib.suppress(OSError):  # not empty: other writers are active
             os.rmdir(os.path.join(path, WRITING))
 

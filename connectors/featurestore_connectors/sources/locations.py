@@ -182,9 +182,10 @@ def chosen_folder(config: SourceConfig) -> str | None:
 
 def require_existing(config: SourceConfig, path: str) -> str:
     """Return the path; raise SourceUnavailable if it does not exist."""
-    if not storage_for(path).exists(path):
+    storage = storage_for(path)
+    if not storage.exists(path):
         hint = "check the spelling, and whether it is mounted on this machine"
-        if not storage_for(path).is_local:
+        if not storage.is_local:
             hint = "check the bucket and the path in it"
         raise SourceUnavailable(
             f"Source {config.name!r} cannot be reached: {remove_owner(path)} does not exist.",
@@ -327,7 +328,7 @@ def list_files(root: str) -> FileListing:
     if storage.is_file(root):
         return FileListing({root: storage.status(root)})
     statuses_by_path, hidden = {}, []
-    if storage_for(root).prefers_listing:
+    if storage.prefers_listing:
         start = len(root) + 1
         for path, status in storage.walk_with_status(root):
             *folders, name = path[start:].split("/")

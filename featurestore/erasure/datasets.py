@@ -164,7 +164,7 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
                 Object(DATASET, manifest.name, run.version),
                 [Object(DATASET, manifest.name, manifest.version)],
             )
-        storage_for(session.paths.staging).make_directory(session.paths.staging)
+        session.storage.make_directory(session.paths.staging)
         relation = _stage_other_rows(scan, manifest, directory, run)
         provenance = RowProvenance(
             plan=_clean(scan, manifest.plan),

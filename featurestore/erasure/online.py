@@ -31,7 +31,6 @@ from featurestore.serving.ownership import find_origin, is_own_state
 from featurestore.serving.seals import is_sealed_by, store_tag
 from featurestore.serving.state import STATE_PREFIX, GroupId, PublishedView, ViewState
 from featurestore.serving.stores import get_online_stores, open_online_store
-from featurestore.storage import storage_for
 
 _DELETED_VIEWS = "views that were deleted"
 _UNSEALED = "values without the seal of this store"
@@ -83,9 +82,7 @@ def _open_stores(scan: Scan) -> Iterator[tuple[str, OnlineStore]]:
     for spec in get_online_stores(session):
         is_embedded = spec.uri.endswith(session.paths.embedded_online_store)
         # Opening the embedded store would create its file.
-        if not is_embedded or storage_for(session.paths.embedded_online_store).exists(
-            session.paths.embedded_online_store
-        ):
+        if not is_embedded or session.storage.exists(session.paths.embedded_online_store):
             yield spec.name, open_online_store(session, spec.name)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore.errors import UnsupportedLocation, UnsupportedRemotely
 from featurestore.model.arguments import with_suggestions
-from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ def session_of(store: FeatureStore | None, dataset: TrainingDataset | None) -> S
             "application/json' -d '{\"entities\": [{...}]}' predicts on the server",
         )
     # Workers append to files and lock them, which object stores do not support.
-    if not storage_for(session.location).supports_appending:
+    if not session.storage.supports_appending:
         raise UnsupportedLocation(
             f"Experiments require a store in a directory; {session.location!r} is not a directory.",
             hint="store=featurestore.connect('/shared/runs') records the runs in a directory that "

@@ -82,7 +82,7 @@ def get_online_stores(session: Session) -> list[OnlineStoreSpec]:
     """Return the embedded online store of a local store, and the registered ones by name."""
     with session.registry.reading() as connection:
         registered = online_stores.list_all(connection)
-    if not storage_for(session.location).is_local:
+    if not session.storage.is_local:
         return registered
     return [_embedded_store(session), *registered]
 
@@ -156,7 +156,7 @@ def _config_of(session: Session, spec: OnlineStoreSpec) -> OnlineConfig:
 
 
 def _embedded_store(session: Session) -> OnlineStoreSpec:
-    if not storage_for(session.location).is_local:
+    if not session.storage.is_local:
         raise InvalidArgument(
             f"The store at {session.location} has no embedded online store, which is a file of "
             "a local store.",

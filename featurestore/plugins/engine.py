@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
-    from featurestore.plugins.native import HashCounts, RecordShard, RecordTask
+    from featurestore.plugins.format import WrittenShard
+    from featurestore.plugins.native import HashCounts, RecordTask, RowCounts
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -539,8 +540,10 @@ class Engine(ABC):
         """Return whether the engine encodes records of a schema itself, by default False."""
         return False
 
-    def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
-        """Write all shards that have rows, with the bytes of the format, and return their metadata.
+    def write_records(
+        self, relation: Relation, task: RecordTask
+    ) -> dict[int, tuple[WrittenShard, RowCounts]]:
+        """Write all shards that have rows, with the bytes of the format; return them by number.
 
         It is called if ``can_write_records`` returns True.
         """

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.plugins.format import ColumnProfile, WrittenShard
+from featurestore.plugins.format import ColumnProfile
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,29 @@ class RecordPlan:
 
 
 @dataclass(frozen=True)
+class ShardPlan:
+    """A shard to write: its path in the dataset directory and its number of rows.
+
+    The first ``skip`` rows with its first hash belong to the previous shard.
+    """
+
+    path: str
+    rows: int
+    skip: int = 0
+
+
+@dataclass(frozen=True)
 class RecordTask:
-    """A request to write shards, with path and row count of each shard in a directory.
+    """A request to write shards in a directory.
 
     ``shard`` and ``hash`` are columns of the relation. Shard numbers ascend with the hash. Rows
     with equal hashes are ordered by the canonical bytes of ``columns``. Values of the columns
-    ``labels`` are counted if there are at most ``max_labels`` distinct values.
+    ``labels`` are counted if there are at most ``max_labels`` distinct values and null.
     """
 
     directory: str
     plan: RecordPlan
-    shards: Sequence[tuple[str, int]]
+    shards: Sequence[ShardPlan]
     shard: str
     hash: str
     columns: tuple[str, ...]
@@ -117,16 +129,33 @@ class RecordTask:
 
 
 @dataclass(frozen=True)
-class RecordShard:
-    """A shard that an engine has written.
+class RowCounts:
+    """Counts of the rows of a shard, and a fingerprint of their hashes.
 
-    ``labels`` maps each label column to (value, row count) pairs, or to None if there are too many.
+    Attributes:
+        nulls: The number of nulls of the columns that have any.
+        labels: The row counts of each label column by value (``format_label_value``), without
+            nulls; None if there are too many values.
+        hash_sum: The sum of the row hashes modulo 2**64.
+        first_hash: The first hash, None without rows.
+        last_hash: The last hash, None without rows.
     """
 
-    number: int
-    written: WrittenShard
     nulls: Mapping[str, int]
-    labels: Mapping[str, Sequence[tuple[Any, int]] | None]
+    labels: Mapping[str, Mapping[str, int] | None]
     hash_sum: int
-    first_hash: int
-    last_hash: int
+    first_hash: int | None
+    last_hash: int | None
+
+
+def format_label_value(value: object) -> str:
+    """Format a label value as a string, which is the key of its count.
+
+    >>> format_label_value(True), format_label_value(3), format_label_value(-0.0)
+    ('true', '3', '0.0')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value == 0 and isinstance(value, float):
+        return "0.0"  # -0.0 is the same class
+    return str(value)

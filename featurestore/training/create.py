@@ -163,10 +163,10 @@ def export(
         progress.report_writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row),
         statistics_while_writing(rows, plan, shard_statistics) as statistics,
     ):
-        summaries = write_shards(
+        written = write_shards(
             rows, plan, directory=directory, statistics=shard_statistics, records=records
         )
-    splits = build_splits(request, plan, summaries)
+    splits = build_splits(request, plan, written)
     # Nulls were counted by the shard writers, so the warning needs no pass of its own.
     if data.frame is not None:
         nulls: Counter[str] = sum((Counter(split.nulls) for split in splits), Counter())
@@ -185,7 +185,7 @@ def export(
     manifest = build_manifest(
         request,
         plan,
-        summaries,
+        written,
         splits,
         version=run.version,
         run_id=run.run_id,

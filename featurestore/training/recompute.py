@@ -109,12 +109,12 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     shard_plan = plan_shards(hashed, shard_counts=shards)
     target = os.path.join(staging, "dataset")
     session.storage.make_directory(target)
-    summaries = write_shards(hashed, shard_plan, directory=target)
+    written = write_shards(hashed, shard_plan, directory=target)
     return build_manifest(
         request,
         shard_plan,
-        summaries,
-        build_splits(request, shard_plan, summaries),
+        written,
+        build_splits(request, shard_plan, written),
         version=manifest.version,
         run_id="",
         provenance=RowProvenance(),

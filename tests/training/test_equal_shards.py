@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.requests import FractionSplit
 from featurestore.plugins.format import WrittenFile, WrittenShard
+from featurestore.plugins.native import ShardPlan
 from featurestore.training.export.assignment import SHARD, Assignment, SplitRule
 from featurestore.training.export.boundaries import (
     HASH,
@@ -30,7 +31,7 @@ from featurestore.training.export.boundaries import (
     to_sortable,
 )
 from featurestore.training.export.hashed_rows import HashRows
-from featurestore.training.export.shards import PlannedShard, ShardWriter
+from featurestore.training.export.shards import ShardWriter
 
 BITS = 4  # few bins, so that boundaries fall into full ones
 
@@ -92,13 +93,13 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
         skip = 0
         if 0 < number <= len(boundaries):
             skip = boundaries[number - 1].offset
-        tasks.append(PlannedShard(str(number), size, skip=skip))
+        tasks.append(ShardPlan(str(number), size, skip=skip))
     keeps = Keeps()
     writer = ShardWriter("", keeps, {}, tuple(tasks), tuple(rows.schema.names), ())  # type: ignore[arg-type]
     for number in range(shards):
         shard_rows = table.filter(pa.compute.equal(table[SHARD], number)).sort_by(HASH)
-        _, (summary, _) = writer(number, iter(shard_rows.to_batches(max_chunksize=batch_rows)))
-        assert summary.shard.rows == sizes[number]
+        _, ((shard, _), _) = writer(number, iter(shard_rows.to_batches(max_chunksize=batch_rows)))
+        assert shard.rows == sizes[number]
     return [keeps.tables[str(number)] for number in range(shards)]
 
 

@@ -341,8 +341,8 @@ def test_write_shards_rows_differing_from_counts_raises(
         engine, relation, request, plan=None, directory=str(Path(empty_store.location, "rows"))
     )
     plan = plan_shards(hashed)
-    summaries = write_shards(hashed, plan, directory=directory)
-    assert sum(summary.shard.rows for summary in summaries) == 200
+    written = write_shards(hashed, plan, directory=directory)
+    assert sum(shard.rows for shards in written for shard, _ in shards) == 200
     changed = engine.sql(
         'select * replace (case when "at" = (select max("at") from t) then __fs_hash + 1 else __fs_hash end '
         "as __fs_hash) from t",

@@ -25,10 +25,11 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
+from featurestore.plugins.format import WrittenShard
 from featurestore.plugins.native import (
     HashCounts,
-    RecordShard,
     RecordTask,
+    RowCounts,
 )
 from featurestore.storage import storage_for
 from featurestore.storage.location import scheme_of
@@ -307,7 +308,9 @@ class SparkEngine(Engine):
     def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
         return shards.can_write_in_jvm(self.session, schema, directory)
 
-    def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
+    def write_records(
+        self, relation: Relation, task: RecordTask
+    ) -> dict[int, tuple[WrittenShard, RowCounts]]:
         return shards.write_in_jvm(relation, task)
 
     # -- row hashes ---------------------------------------------------------------------

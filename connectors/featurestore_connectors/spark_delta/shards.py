@@ -24,11 +24,12 @@ from featurestore.plugins.format import WrittenFile, WrittenShard
 from featurestore.plugins.native import (
     NullMark,
     RecordPlan,
-    RecordShard,
     RecordSlot,
     RecordTail,
     RecordTask,
+    RowCounts,
     ValueLengths,
+    format_label_value,
 )
 from featurestore.storage import storage_for
 from featurestore.storage.connections import options_of_connections
@@ -155,14 +156,14 @@ def can_write_in_jvm(session: SparkSession, schema: pa.Schema, directory: str) -
     return all_supported and storage_for(directory).is_local and has_functions(session)
 
 
-def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
+def write_in_jvm(source: Relation, task: RecordTask) -> dict[int, tuple[WrittenShard, RowCounts]]:
     """Sort the rows on the executors and write each shard in one task."""
     # Spark sorts a single number without comparing rows. Shard numbers ascend with it.
     rows = repartition_by_shard(source, task.shard, len(task.shards)).sortWithinPartitions(
         column(task.hash)
     )
     # Created once here, and not by each task.
-    for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
+    for folder in sorted({os.path.dirname(shard.path) for shard in task.shards}):
         storage_for(task.directory).make_directory(
             os.path.join(task.directory, folder), durable=True
         )
@@ -173,7 +174,7 @@ def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
     reader = source.native.sparkSession.read.format(_SOURCE).option("id", write_id)
     writer.options(id=write_id, task=task_json).save()
     reports = [json.loads(row["report"]) for row in reader.load().collect()]
-    return [_parse_shard_report(report, source.schema, task) for report in reports]
+    return {report["shard"]: _parse_shard_report(report, source.schema, task) for report in reports}
 
 
 def _describe_task(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
@@ -185,11 +186,11 @@ def _describe_task(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
         columns.append({"name": name, "kind": value_kind(dtype), "label": is_label})
     return {
         "directory": os.path.abspath(task.directory),
-        "shards": list(task.shards),
+        "shards": [(shard.path, shard.rows) for shard in task.shards],
         "shard": task.shard,
         "hash": task.hash,
         "columns": columns,
-        "most_labels": task.max_labels,
+        "most_labels": task.max_labels + 1,  # one of them may be null
         "index_suffix": task.plan.index_suffix,
         "records": _describe_records(task.plan),
     }
@@ -245,42 +246,44 @@ def _encode_bytes(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-def _parse_shard_report(report: dict[str, Any], schema: pa.Schema, task: RecordTask) -> RecordShard:
-    """Convert a report of ``RecordShards.java`` to a record shard."""
-    path, _ = task.shards[report["shard"]]
+def _parse_shard_report(
+    report: dict[str, Any], schema: pa.Schema, task: RecordTask
+) -> tuple[WrittenShard, RowCounts]:
+    """Return the shard and the row counts of a report of ``RecordShards.java``."""
+    path = task.shards[report["shard"]].path
     sidecars: tuple[WrittenFile, ...] = ()
     if "index" in report:
         sidecars = (_parse_file_report(path + task.plan.index_suffix, report["index"]),)
     labels = {
-        name: _decode_labels(schema.field(name).type, report["labels"].get(name))
+        name: _count_labels(schema.field(name).type, report["labels"].get(name), task.max_labels)
         for name in task.labels
     }
-    return RecordShard(
-        report["shard"],
-        WrittenShard(_parse_file_report(path, report["file"]), report["rows"], sidecars),
-        report["nulls"],
-        labels,
-        int(report["hash_sum"]),
-        int(report["first_hash"]),
-        int(report["last_hash"]),
-    )
+    written = WrittenShard(_parse_file_report(path, report["file"]), report["rows"], sidecars)
+    hashes = [int(report[name]) for name in ("hash_sum", "first_hash", "last_hash")]
+    return written, RowCounts(report["nulls"], labels, *hashes)
 
 
 def _parse_file_report(path: str, report: dict[str, Any]) -> WrittenFile:
     return WrittenFile(path, report["bytes"], report["sha256"], tuple(report["prefixes"]))
 
 
-def _decode_labels(
-    dtype: pa.DataType, pairs: Sequence[tuple[Any, int]] | None
-) -> list[tuple[object, int]] | None:
+def _count_labels(
+    dtype: pa.DataType, pairs: Sequence[tuple[Any, int]] | None, max_values: int
+) -> dict[str, int] | None:
+    """Return the row counts of the values of a label, None for too many values."""
     if pairs is None:
         return None
-    return [(_decode_label(word, dtype), count) for word, count in pairs]
+    counts: dict[str, int] = {}
+    for word, rows in pairs:
+        if word is not None:  # counted among the nulls
+            value = format_label_value(_decode_label(word, dtype))
+            counts[value] = counts.get(value, 0) + rows
+    return counts if len(counts) <= max_values else None
 
 
 def _decode_label(word: Any, dtype: pa.DataType) -> object:
     """Decode a label value from Java; floats are encoded as their bits."""
-    if word is None or pat.is_string(dtype):
+    if pat.is_string(dtype):
         return word
     if pat.is_floating(dtype):
         # As bits, since JSON has no NaN and infinity.

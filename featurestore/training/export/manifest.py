@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -31,14 +32,15 @@ from featurestore.model.manifest import (
 )
 from featurestore.model.roles import Role
 from featurestore.model.times import utc_now
-from featurestore.plugins.format import ColumnEncoding, WrittenFile
+from featurestore.plugins.format import ColumnEncoding, WrittenFile, WrittenShard
+from featurestore.plugins.native import RowCounts
 from featurestore.readers.transformed import bytes_label_hint
 from featurestore.training.export.request import (
     ExportRequest,
     RowProvenance,
 )
-from featurestore.training.export.shard_plan import ShardPlan
-from featurestore.training.export.shards import ShardSummary, summaries_by_split
+from featurestore.training.export.shard_plan import ExportPlan
+from featurestore.training.export.shards import Written
 from featurestore.transform.fitted import Transformations
 from featurestore.usersql import predicate
 from featurestore.usersql.text import DIALECT, quote
@@ -48,8 +50,8 @@ _LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 
 def build_manifest(
     request: ExportRequest,
-    plan: ShardPlan,
-    summaries: Sequence[ShardSummary],
+    plan: ExportPlan,
+    written: Sequence[Sequence[Written]],
     splits: tuple[ManifestSplit, ...],
     *,
     version: int,
@@ -66,8 +68,8 @@ def build_manifest(
     """
     training, reason = request.training, irreproducible or provenance.irreproducible
     written_files: list[WrittenFile] = []
-    for summary in summaries:
-        written_files += [summary.shard.file, *summary.shard.sidecars]
+    for shard, _ in chain.from_iterable(written):
+        written_files += [shard.file, *shard.sidecars]
     return Manifest(
         name=training.name,
         version=version,
@@ -167,17 +169,15 @@ def manifest_columns(
 
 
 def build_splits(
-    request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
+    request: ExportRequest, plan: ExportPlan, written: Sequence[Sequence[Written]]
 ) -> tuple[ManifestSplit, ...]:
     """Build the manifest entries of the splits, with their null and label counts."""
     splits = []
-    summaries_of_splits = summaries_by_split(plan, summaries)
-    for name, rows, split_summaries in zip(
-        request.rule.names, plan.rows, summaries_of_splits, strict=True
-    ):
-        shards = _shards(split_summaries)
-        labels = _label_counts(request.labels, split_summaries)
-        nulls = _sum_counts(summary.nulls for summary in split_summaries)
+    for name, rows, split_shards in zip(request.rule.names, plan.rows, written, strict=True):
+        shards = _shards([shard for shard, _ in split_shards])
+        counts = [shard_counts for _, shard_counts in split_shards]
+        labels = _label_counts(request.labels, counts)
+        nulls = _sum_counts(shard_counts.nulls for shard_counts in counts)
         splits.append(
             ManifestSplit(
                 name=name,
@@ -197,12 +197,11 @@ def build_splits(
     return tuple(splits)
 
 
-def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
+def _shards(written: Sequence[WrittenShard]) -> tuple[ManifestShard, ...]:
     """Build the manifest entries of the shards of a split, with their first rows."""
     shards = []
     first_row = 0
-    for summary in summaries:
-        shard = summary.shard
+    for shard in written:
         shards.append(
             ManifestShard(
                 path=shard.file.path,
@@ -219,19 +218,15 @@ def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
 
 
 def _label_counts(
-    labels: Sequence[str], summaries: Sequence[ShardSummary]
+    labels: Sequence[str], counts_of_shards: Sequence[RowCounts]
 ) -> dict[str, dict[str, int]]:
     """Return the row count of each label value; omit labels with too many values in any shard."""
     counts = {}
     for label in labels:
-        counts_by_shard = []
-        for summary in summaries:
-            shard_counts = summary.labels[label]
-            if shard_counts is not None:
-                counts_by_shard.append(shard_counts)
+        counts_by_shard = [shard_counts.labels[label] for shard_counts in counts_of_shards]
         # A shard without counts has too many values, so the sum would be incomplete.
-        if len(counts_by_shard) == len(summaries):
-            counts[label] = _sum_counts(counts_by_shard)
+        if None not in counts_by_shard:
+            counts[label] = _sum_counts(filter(None, counts_by_shard))
     return counts
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ import pyarrow as pa
 from featurestore.arrow.values import rounds_to_infinity
 from featurestore.errors import InvalidArgument, InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction
-from featurestore.plugins.format import ColumnProfile, Layout
+from featurestore.plugins.format import ColumnProfile, DatasetFormat, Layout
+from featurestore.plugins.native import ShardPlan
 from featurestore.training.export.assignment import (
     UNCOVERED,
     Assignment,
@@ -63,12 +65,12 @@ LAST_HASH = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class ShardPlan:
-    """The planned shards: row counts of splits and shards, hash sums of splits, and the layout."""
+class ExportPlan:
+    """The planned shards of each split, row counts and hash sums of the splits, and the layout."""
 
     rows: tuple[int, ...]
     hash_sums: tuple[int, ...]
-    shard_rows: tuple[tuple[int, ...], ...]
+    shards: tuple[tuple[ShardPlan, ...], ...]
     assignment: Assignment
     layout: Layout
     uncovered: int
@@ -144,7 +146,7 @@ def plan_shards(
     *,
     shard_counts: Sequence[int] | None = None,
     classes: Mapping[int, ClassSplits] | None = None,
-) -> ShardPlan:
+) -> ExportPlan:
     """Count the hashed rows and plan shards, boundaries and layout.
 
     ``shard_counts`` sets the number of shards of each split, and ``classes`` the splits of each class
@@ -173,13 +175,30 @@ def plan_shards(
     ]
     boundaries = _find_shard_boundaries(rows, counts, shard_rows, split_classes)
     first_shard = accumulate(shard_counts[:-1], initial=0)
-    return ShardPlan(
+    return ExportPlan(
         rows=split_rows,
         hash_sums=tuple(counts.sums.get(split, 0) for split in splits),
-        shard_rows=tuple(shard_rows),
+        shards=tuple(
+            map(partial(_plan_split, request.format), request.rule.names, shard_rows, boundaries)
+        ),
         assignment=Assignment(tuple(first_shard), boundaries, classes),
         layout=layout,
         uncovered=uncovered,
+    )
+
+
+def _plan_split(
+    dataset_format: DatasetFormat, split: str, sizes: Sequence[int], boundaries: Sequence[Boundary]
+) -> tuple[ShardPlan, ...]:
+    """Return the path and rows of each shard of a split."""
+    extension = f".{dataset_format.extension}" if dataset_format.extension else ""
+    folder = f"{dataset_format.shard_folder}/" if dataset_format.shard_folder else ""
+    prefix, suffix = f"{split}/{folder}{dataset_format.name}", f"of-{len(sizes):05d}{extension}"
+    # No boundary precedes the empty shards at the end.
+    skips = chain([0], (boundary.offset for boundary in boundaries), repeat(0))
+    return tuple(
+        ShardPlan(f"{prefix}-{index:05d}-{suffix}", rows, skip)
+        for index, (rows, skip) in enumerate(zip(sizes, skips, strict=False))
     )
 
 

@@ -7,9 +7,9 @@ record description, an engine may write the shards itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,10 @@ from featurestore.hashing import canonical_bytes
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.plugins.native import (
-    RecordShard,
     RecordTask,
+    RowCounts,
+    ShardPlan,
+    format_label_value,
 )
 from featurestore.statistics import StatisticsState
 from featurestore.storage import storage_for
@@ -32,7 +34,7 @@ from featurestore.training.export.assignment import SHARD
 from featurestore.training.export.boundaries import HASH, row_hashes
 from featurestore.training.export.hashed_rows import HashedRows, assign_shards_in_engine
 from featurestore.training.export.request import ExportRequest
-from featurestore.training.export.shard_plan import ShardPlan
+from featurestore.training.export.shard_plan import ExportPlan
 from featurestore.training.export.split_statistics import ShardCounting, ShardStatistics
 
 MAX_LABEL_VALUES = 1000
@@ -41,50 +43,27 @@ _SAMPLED_LABELS = 8 * MAX_LABEL_VALUES
 _CHANGED = "the source changed while it was read; run the export again"
 
 
-@dataclass(frozen=True)
-class ShardSummary:
-    """A written shard with its null counts, label counts and a fingerprint of the row hashes."""
-
-    shard: WrittenShard
-    nulls: Mapping[str, int]
-    labels: Mapping[str, Mapping[str, int] | None]
-    hash_sum: int
-    first_hash: int | None
-    last_hash: int | None
-
-
+Written = tuple[WrittenShard, RowCounts]
 # A shard, and its row statistics if the writer runs in another process.
-ShardResult = tuple[ShardSummary, StatisticsState | None]
-
-
-@dataclass(frozen=True)
-class PlannedShard:
-    """The path and row count of a shard.
-
-    The first ``skip`` rows with its first hash belong to the previous shard.
-    """
-
-    path: str
-    rows: int
-    skip: int = 0
+ShardResult = tuple[Written, StatisticsState | None]
 
 
 def write_shards(
     rows: HashedRows,
-    plan: ShardPlan,
+    plan: ExportPlan,
     *,
     directory: str,
     statistics: ShardStatistics | None = None,
     records: Relation | None = None,
-) -> list[ShardSummary]:
-    """Write all shards and return their summaries in order.
+) -> list[list[Written]]:
+    """Write all shards and return those of each split, in order, with counts of their rows.
 
     Empty shards are written in this process. ``statistics`` counts the rows while they are written.
     ``records`` are the rows if the engine writes the shards itself.
     """
     storage = storage_for(directory)
     request = rows.request
-    shards = planned_shards(request, plan)
+    shards = tuple(chain.from_iterable(plan.shards))
     writer = ShardWriter(
         directory,
         request.format,
@@ -99,56 +78,33 @@ def write_shards(
         results = _write_records(rows, records, plan, shards, directory=directory)
     else:
         results = _write_by_function(rows, plan, writer)
-    summaries = []
+    written: list[Written] = []
     for number in range(len(shards)):
         # A result is removed, so that its statistics do not stay in memory.
         result = results.pop(number, None)
         if result is None:
             # Empty shards receive no batches from the engine, but every planned file must exist.
             _, result = writer(number, iter(()))
-        summary, state = result
+        written_shard, state = result
         if statistics is not None and state is not None:
             statistics.add(number, state)
-        summaries.append(summary)
+        written.append(written_shard)
     # Checked before the manifest is written: a source that changed between the passes must not be
     # published.
-    _check_rows(shards, summaries)
-    _check_splits(request, plan, summaries)
+    _check_rows(shards, written)
+    remaining = iter(written)
+    splits = [list(islice(remaining, len(split_shards))) for split_shards in plan.shards]
+    _check_splits(request, plan, splits)
     # If a cluster retried a task, its first attempt may have left temporary files.
     for folder in sorted({os.path.dirname(shard.path) for shard in shards}):
         for name in storage.list_directory(os.path.join(directory, folder)):
             if is_temporary(name):
                 storage.remove(os.path.join(directory, folder, name), below=directory)
-    return summaries
-
-
-def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:
-    """Return the path and row count of each shard, by shard number."""
-    dataset_format = request.format
-    extension = ""
-    if dataset_format.extension:
-        extension = f".{dataset_format.extension}"
-    folder = ""
-    if dataset_format.shard_folder:
-        folder = f"{dataset_format.shard_folder}/"
-    shards = []
-    for split, sizes, boundaries in zip(
-        request.rule.names, plan.shard_rows, plan.assignment.boundaries, strict=True
-    ):
-        # No boundary precedes the empty shards at the end.
-        skips = [0, *(boundary.offset for boundary in boundaries)]
-        for index, rows in enumerate(sizes):
-            name = f"{dataset_format.name}-{index:05d}-of-{len(sizes):05d}{extension}"
-            path = f"{split}/{folder}{name}"
-            skip = 0
-            if index < len(skips):
-                skip = skips[index]
-            shards.append(PlannedShard(path, rows, skip))
-    return tuple(shards)
+    return splits
 
 
 def _write_by_function(
-    rows: HashedRows, plan: ShardPlan, writer: ShardWriter
+    rows: HashedRows, plan: ExportPlan, writer: ShardWriter
 ) -> dict[int, ShardResult]:
     """Write nonempty shards by a function that runs inside the engine; return its results."""
     assigned = None
@@ -171,52 +127,37 @@ def _write_by_function(
     )
 
 
-def _check_rows(shards: Sequence[PlannedShard], summaries: Sequence[ShardSummary]) -> None:
-    for shard, summary in zip(shards, summaries, strict=True):
-        if summary.shard.rows != shard.rows:
+def _check_rows(shards: Sequence[ShardPlan], written: Sequence[Written]) -> None:
+    for shard, (written_shard, _) in zip(shards, written, strict=True):
+        if written_shard.rows != shard.rows:
             raise DatasetDamaged(
-                f"{shard.path} has {summary.shard.rows:,} rows, but {shard.rows:,} were counted.",
+                f"{shard.path} has {written_shard.rows:,} rows, but {shard.rows:,} were counted.",
                 hint=_CHANGED,
             )
 
 
 def _check_splits(
-    request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
+    request: ExportRequest, plan: ExportPlan, splits: Sequence[Sequence[Written]]
 ) -> None:
     """Compare the written rows of each split with the counted rows.
 
     The groups of the counting pass are the splits, and no row or ``split_by`` key is in two groups.
     Thus if the hash sum of each split equals that of its group, no row and no key is in two splits.
     """
-    split_summaries = summaries_by_split(plan, summaries)
-    for name, expected, summaries_of_split in zip(
-        request.rule.names, plan.hash_sums, split_summaries, strict=True
-    ):
-        hash_sum = sum(summary.hash_sum for summary in summaries_of_split) % 2**64
+    for name, expected, shards in zip(request.rule.names, plan.hash_sums, splits, strict=True):
+        hash_sum = sum(counts.hash_sum for _, counts in shards) % 2**64
         # Hashes must ascend across shards, because the canonical order of a split is their
         # concatenation.
         hashes = [
             boundary_hash
-            for summary in summaries_of_split
-            for boundary_hash in (summary.first_hash, summary.last_hash)
+            for _, counts in shards
+            for boundary_hash in (counts.first_hash, counts.last_hash)
             if boundary_hash is not None  # an empty shard
         ]
         if hash_sum != expected or hashes != sorted(hashes):
             raise DatasetDamaged(
                 f"The written rows of split {name!r} differ from the counted rows.", hint=_CHANGED
             )
-
-
-def summaries_by_split(
-    plan: ShardPlan, summaries: Sequence[ShardSummary]
-) -> list[Sequence[ShardSummary]]:
-    """Group shard summaries by split."""
-    result = []
-    first = 0
-    for sizes in plan.shard_rows:
-        result.append(summaries[first : first + len(sizes)])
-        first += len(sizes)
-    return result
 
 
 @dataclass(frozen=True)
@@ -230,7 +171,7 @@ class ShardWriter:
     directory: str
     format: DatasetFormat
     layout: Layout
-    shards: tuple[PlannedShard, ...]
+    shards: tuple[ShardPlan, ...]
     columns: tuple[str, ...]
     labels: tuple[str, ...]
     counting: ShardCounting | None = None
@@ -239,9 +180,9 @@ class ShardWriter:
     def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, ShardResult]:
         """Write a shard from batches sorted by hash; return its number and result."""
         shard = self.shards[number]
-        counts = ShardCounts(self.columns, self.labels)
+        counter = RowCounter(self.columns, self.labels)
         ordered = sort_equal_hashes(batches, columns=self.columns)
-        rows = counts.count_batches(take_rows(ordered, skip=shard.skip, rows=shard.rows))
+        rows = counter.count_batches(take_rows(ordered, skip=shard.skip, rows=shard.rows))
         states: list[StatisticsState] = []
         if self.counting is not None:
             rows = self.counting.count_batches(number, rows, states.append)
@@ -252,10 +193,10 @@ class ShardWriter:
         if self.collect is not None and state is not None:
             self.collect(number, state)
             state = None
-        return number, (counts.summary(written_shard), state)
+        return number, ((written_shard, counter.counts()), state)
 
 
-class ShardCounts:
+class RowCounter:
     """A counter of nulls, label values and row hashes in a stream of batches."""
 
     def __init__(self, columns: Sequence[str], labels: Sequence[str]) -> None:
@@ -280,10 +221,10 @@ class ShardCounts:
                     self._count_label(name, array)
             yield plain
 
-    def summary(self, shard: WrittenShard) -> ShardSummary:
-        """Return the summary of a written shard, including these counts."""
-        return ShardSummary(
-            shard, self._nulls, self._labels, self._hash_sum, self._first_hash, self._last_hash
+    def counts(self) -> RowCounts:
+        """Return the counts of all batches so far."""
+        return RowCounts(
+            self._nulls, self._labels, self._hash_sum, self._first_hash, self._last_hash
         )
 
     def _count_hashes(self, batch: pa.RecordBatch) -> None:
@@ -317,19 +258,6 @@ def _has_many_values(array: pa.Array) -> bool:
     first = pc.unique(array.slice(0, _SAMPLED_LABELS))
     max_values = MAX_LABEL_VALUES + 1  # one of them may be null
     return len(first) > max_values or len(pc.unique(array)) > max_values
-
-
-def format_label_value(value: object) -> str:
-    """Format a label value as a string, which is the key of its count.
-
-    >>> format_label_value(True), format_label_value(3), format_label_value(-0.0)
-    ('true', '3', '0.0')
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value == 0 and isinstance(value, float):
-        return "0.0"  # -0.0 is the same class
-    return str(value)
 
 
 def sort_equal_hashes(
@@ -406,7 +334,9 @@ def _concatenate_sorted(
     return select_rows(batch, index)
 
 
-def assign_shards_for_records(rows: HashedRows, plan: ShardPlan, directory: str) -> Relation | None:
+def assign_shards_for_records(
+    rows: HashedRows, plan: ExportPlan, directory: str
+) -> Relation | None:
     """Assign shards to rows that the engine writes; return None if the engine cannot write them.
 
     Shard numbers ascend with the hash.
@@ -423,44 +353,25 @@ def assign_shards_for_records(rows: HashedRows, plan: ShardPlan, directory: str)
 def _write_records(
     rows: HashedRows,
     assigned: Relation,
-    plan: ShardPlan,
-    shards: Sequence[PlannedShard],
+    plan: ExportPlan,
+    shards: Sequence[ShardPlan],
     *,
     directory: str,
 ) -> dict[int, ShardResult]:
-    """Let the engine write the nonempty shards, and return their summaries."""
-    engine, request = rows.engine, rows.request
+    """Let the engine write the nonempty shards, and return its results."""
+    request = rows.request
     records = request.format.record_plan(plan.layout)
     if records is None:
         raise TypeError("the format does not describe these records")
     task = RecordTask(
         directory=directory,
         plan=records,
-        shards=[(shard.path, shard.rows) for shard in shards],
+        shards=shards,
         shard=SHARD,
         hash=HASH,
         columns=request.columns,
         labels=request.labels,
-        max_labels=MAX_LABEL_VALUES + 1,  # one of them may be null
+        max_labels=MAX_LABEL_VALUES,
     )
-    return {shard.number: (_summary(shard), None) for shard in engine.write_records(assigned, task)}
-
-
-def _summary(shard: RecordShard) -> ShardSummary:
-    label_counts = {name: _label_counts(pairs) for name, pairs in shard.labels.items()}
-    return ShardSummary(
-        shard.written, shard.nulls, label_counts, shard.hash_sum, shard.first_hash, shard.last_hash
-    )
-
-
-def _label_counts(pairs: Sequence[tuple[Any, int]] | None) -> dict[str, int] | None:
-    if pairs is None:
-        return None
-    counts: dict[str, int] = {}
-    for value, rows in pairs:
-        if value is not None:
-            label = format_label_value(value)
-            counts[label] = counts.get(label, 0) + rows
-    if len(counts) > MAX_LABEL_VALUES:
-        return None
-    return counts
+    written = rows.engine.write_records(assigned, task)
+    return {number: (shard, None) for number, shard in written.items()}

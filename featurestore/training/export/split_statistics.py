@@ -37,7 +37,7 @@ from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.boundaries import groups_and_hashes
 from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.request import ExportRequest
-from featurestore.training.export.shard_plan import ShardPlan
+from featurestore.training.export.shard_plan import ExportPlan
 from featurestore.training.transformations import (
     fit_columns,
     statistics_by_column,
@@ -139,10 +139,10 @@ class ShardStatistics:
     are deterministic.
     """
 
-    def __init__(self, request: ExportRequest, plan: ShardPlan) -> None:
+    def __init__(self, request: ExportRequest, plan: ExportPlan) -> None:
         splits: list[int] = []
-        for split, sizes in enumerate(plan.shard_rows):
-            splits += [split] * len(sizes)
+        for split, shards in enumerate(plan.shards):
+            splits += [split] * len(shards)
         self.counting = ShardCounting(_bounded_accumulators(request, plan), tuple(splits))
         self._next = list(plan.assignment.first_shard)
         self._states: SplitStates = {}
@@ -178,7 +178,7 @@ class ShardStatistics:
             self._next[split] += 1
 
 
-def make_shard_statistics(rows: HashedRows, plan: ShardPlan) -> ShardStatistics | None:
+def make_shard_statistics(rows: HashedRows, plan: ExportPlan) -> ShardStatistics | None:
     """Create the statistics to compute while shards are written; None if a separate pass is better.
 
     A separate pass is better for small shards, since a small batch needs as many calls as a large
@@ -186,7 +186,7 @@ def make_shard_statistics(rows: HashedRows, plan: ShardPlan) -> ShardStatistics 
     """
     if not rows.request.training.statistics:
         return None
-    shards = sum(map(len, plan.shard_rows))
+    shards = sum(map(len, plan.shards))
     if shards > _MAX_RETURNED_SHARDS and not rows.engine.runs_in_process:
         return None
     if sum(plan.rows) < shards * _MIN_SHARD_ROWS:
@@ -195,7 +195,7 @@ def make_shard_statistics(rows: HashedRows, plan: ShardPlan) -> ShardStatistics 
 
 
 def split_states(
-    rows: HashedRows, plan: ShardPlan, shard_statistics: ShardStatistics | None
+    rows: HashedRows, plan: ExportPlan, shard_statistics: ShardStatistics | None
 ) -> list[StatisticsState]:
     """Return the statistics of each split from the shard writers, or else from a separate pass."""
     if shard_statistics is None:
@@ -207,7 +207,7 @@ def split_states(
 
 
 def count_splits(
-    rows: HashedRows, plan: ShardPlan, *, with_copies: bool = False
+    rows: HashedRows, plan: ExportPlan, *, with_copies: bool = False
 ) -> list[StatisticsState]:
     """Compute the statistics of each split in one pass.
 
@@ -227,7 +227,7 @@ def count_splits(
 
 
 def _aggregate_splits(
-    rows: HashedRows, plan: ShardPlan, accumulators: tuple[StatisticsAccumulator, ...]
+    rows: HashedRows, plan: ExportPlan, accumulators: tuple[StatisticsAccumulator, ...]
 ) -> SplitStates:
     accumulator = SplitAccumulator(plan.assignment, dict(enumerate(accumulators)))
     columns = rows.request.columns
@@ -235,7 +235,7 @@ def _aggregate_splits(
 
 
 def _bounded_accumulators(
-    request: ExportRequest, plan: ShardPlan
+    request: ExportRequest, plan: ExportPlan
 ) -> tuple[StatisticsAccumulator, ...]:
     accumulators = [
         statistics_accumulator(request.schema, rows=rows, roles=request.roles) for rows in plan.rows
@@ -267,7 +267,7 @@ class EncodedStatistics:
 
 @contextmanager
 def statistics_while_writing(
-    rows: HashedRows, plan: ShardPlan, shard_statistics: ShardStatistics | None
+    rows: HashedRows, plan: ExportPlan, shard_statistics: ShardStatistics | None
 ) -> Iterator[Callable[[], list[EncodedStatistics]]]:
     """Yield a function that returns the statistics of each split, to be called after the block.
 

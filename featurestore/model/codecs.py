@@ -186,9 +186,9 @@ def array(codec: Codec, build: Callable[[Any], Any] = tuple) -> Codec:
         return build(items)
 
     def write(value: Any) -> Any:
-        return list(value) if write_item is None else list(map(write_item, value))
+        return list(map(write_item, value))  # type: ignore[arg-type]
 
-    return Codec(read, write)
+    return Codec(read, list if write_item is None else write)
 
 
 _LISTS = frozenset([list])
@@ -259,11 +259,9 @@ def mapping(codec: Codec) -> Codec:
         return items
 
     def write(value: Any) -> Any:
-        if write_item is None:
-            return dict(value)
-        return {name: write_item(item) for name, item in value.items()}
+        return {name: write_item(item) for name, item in value.items()}  # type: ignore[misc]
 
-    return Codec(read, write)
+    return Codec(read, dict if write_item is None else write)
 
 
 def members(required: Mapping[str, Codec], optional: Mapping[str, Codec]) -> Codec:

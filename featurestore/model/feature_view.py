@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 
 from featurestore.arrow.fitting import with_wider_decimals
 from featurestore.arrow.schemas import type_from_json, type_to_json
-from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
+from featurestore.errors import FeatureViewDamaged
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.json_object import (
     JsonDict,
     JsonMapping,
-    JsonObject,
     MalformedJson,
-    check_format,
     seal,
     unseal,
 )
 from featurestore.model.names import FeatureReference, check_name, parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
+from featurestore.model.records import (
+    OMIT_DEFAULT,
+    Checked,
+    FeatureType,
+    Record,
+    Valid,
+    Version,
+    codec_of,
+)
 from featurestore.model.window_features import (
+    WINDOW,
     WindowFeature,
     WindowLineage,
-    window_from_json,
-    window_to_json,
 )
 
 VIEW_FORMAT = 1
@@ -47,12 +54,13 @@ class ViewFeature:
     ``window`` is the requested window aggregate of the column, if any.
     """
 
-    group: str
-    version: int
+    # The name becomes part of a path, so it is checked like a name in an argument.
+    group: Annotated[str, Checked(check_name)]
+    version: Version
     column: str
     name: str
-    type: Any
-    window: WindowFeature | None = None
+    type: FeatureType
+    window: Annotated[WindowFeature | None, WINDOW, OMIT_DEFAULT] = None
 
     @property
     def request(self) -> str | WindowFeature:
@@ -70,6 +78,11 @@ class ViewFeature:
         return str(FeatureReference(self.column, self.group, self.version, alias))
 
 
+def _is_join_key(value: object) -> bool:
+    # The forms of the ``join_key`` argument of ``get_features``.
+    return value is None or isinstance(value, str | list | dict)
+
+
 @dataclass(frozen=True)
 class ViewStep:
     """One call of ``get_features``: its features, and how they are joined to the previous rows.
@@ -78,9 +91,9 @@ class ViewStep:
     """
 
     features: tuple[ViewFeature, ...]
-    join_key: Any = None
+    join_key: Annotated[Any, Valid(_is_join_key, "a name, a list or an object")] = None
     join: Literal["left", "inner"] = "left"
-    on_demand: tuple[OnDemandFeature, ...] = ()
+    on_demand: Annotated[tuple[OnDemandFeature, ...], OMIT_DEFAULT] = ()
 
     @property
     def requests(self) -> list[str | WindowFeature | OnDemandFeature]:
@@ -89,7 +102,7 @@ class ViewStep:
 
 
 @dataclass(frozen=True)
-class FeatureViewSpec:
+class FeatureViewSpec(Record, format=ON_DEMAND_FORMAT, subject="The feature view {name!r}"):
     """The definition of one version of a feature view.
 
     ``steps`` are calls of ``get_features``, each with the result of the previous call as its
@@ -98,16 +111,18 @@ class FeatureViewSpec:
     ``transformations`` are those of training datasets: the steps for each column, as JSON.
     """
 
-    name: str
-    version: int
+    name: Annotated[str, Checked(partial(check_name, noun="feature view"))]
+    version: Version
     steps: tuple[ViewStep, ...]
-    labels: str | None = None
+    labels: Annotated[str | None, Checked(parse_group_reference)] = None
     label: tuple[str, ...] = ()
     label_time: str | None = None
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
-    transformations: JsonMapping = field(default_factory=dict)
+    transformations: Annotated[JsonMapping, codec_of(Mapping[str, list[object]]), OMIT_DEFAULT] = (
+        field(default_factory=dict)
+    )
 
     __repr__ = display.record_repr
 
@@ -151,28 +166,7 @@ class FeatureViewSpec:
 
     def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
-        steps = []
-        for step in self.steps:
-            features = list(map(_feature_json, step.features))
-            step_json = {"features": features, "join_key": step.join_key, "join": step.join}
-            if step.on_demand:
-                step_json["on_demand"] = [feature.to_json() for feature in step.on_demand]
-            steps.append(step_json)
-        data = {
-            "format": self._format_version,
-            "name": self.name,
-            "version": self.version,
-            "steps": steps,
-            "labels": self.labels,
-            "label": list(self.label),
-            "label_time": self.label_time,
-            "description": self.description,
-            "tags": dict(self.tags),
-            "created": self.created,
-        }
-        if self.transformations:
-            data["transformations"] = dict(self.transformations)
-        return data
+        return {**super().to_json(), "format": self._format_version}
 
     @property
     def _format_version(self) -> int:
@@ -183,38 +177,6 @@ class FeatureViewSpec:
         if self.windows or self.transformations:
             return WINDOWS_FORMAT
         return VIEW_FORMAT
-
-    @classmethod
-    def from_json(cls, data: object) -> FeatureViewSpec:
-        """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
-        view = JsonObject.from_value(data)
-        format_number = view.number("format", minimum=1)
-        subject = f"The feature view {view.get('name')!r}"
-        check_format(format_number, ON_DEMAND_FORMAT, subject=subject)
-        # The format is checked first, since other fields of a newer format may differ.
-        labels = view.optional_text("labels")
-        transformations: JsonMapping = {}
-        # Absent in formats 1 and 2 without transformations.
-        if "transformations" in view:
-            transformations = view.object("transformations").read_values(JsonObject.array)
-        try:
-            name = check_name(view.text("name"), noun="feature view")
-            if labels is not None:
-                parse_group_reference(labels)
-        except (InvalidName, InvalidReference) as error:
-            raise MalformedJson(error.message) from error
-        return cls(
-            name=name,
-            version=view.number("version", minimum=1),
-            steps=tuple(map(_parse_step, view.objects("steps"))),
-            labels=labels,
-            label=view.texts("label"),
-            label_time=view.optional_text("label_time"),
-            description=view.text("description"),
-            tags=view.object("tags").read_values(JsonObject.text),
-            created=view.text("created"),
-            transformations=transformations,
-        )
 
     def to_bytes(self) -> bytes:
         """Return the contents of the view file."""
@@ -265,47 +227,3 @@ def _is_widened(stored_type: Any, dtype: pa.DataType) -> bool:
     """Return whether a type is a stored type with wider decimals."""
     before = type_from_json(stored_type)
     return before != dtype and with_wider_decimals(before, dtype) == dtype
-
-
-def _parse_step(data: JsonObject) -> ViewStep:
-    """Parse one ``get_features`` call of a view."""
-    join = data.text("join")
-    if join not in JOINS:
-        raise data.wrong_type_error("join", "'left' or 'inner'")
-    join_key = data.get("join_key")
-    # The forms of the ``join_key`` argument of ``get_features``.
-    if join_key is not None and not isinstance(join_key, str | list | dict):
-        raise data.wrong_type_error("join_key", "a name, a list or an object")
-    features = tuple(map(_parse_feature, data.objects("features")))
-    on_demand: tuple[OnDemandFeature, ...] = ()
-    if "on_demand" in data:
-        on_demand = tuple(map(OnDemandFeature.from_json, data.objects("on_demand")))
-    return ViewStep(features, join_key, join, on_demand)  # type: ignore[arg-type]
-
-
-def _feature_json(feature: ViewFeature) -> JsonDict:
-    data = dict(vars(feature))
-    del data["window"]
-    if feature.window is not None:
-        data["window"] = window_to_json(feature.window)
-    return data
-
-
-def _parse_feature(data: JsonObject) -> ViewFeature:
-    """Parse one feature of a step."""
-    window = None
-    if "window" in data:
-        window = window_from_json(data.object("window"))
-    try:
-        # The name becomes part of a path, so it is checked like a name in an argument.
-        group = check_name(data.text("group"))
-    except InvalidName as error:
-        raise MalformedJson(error.message) from error
-    return ViewFeature(
-        group=group,
-        version=data.number("version", minimum=1),
-        column=data.text("column"),
-        name=data.text("name"),
-        type=data.get("type"),
-        window=window,
-    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 
@@ -15,7 +15,6 @@ from featurestore.arrow import types
 from featurestore.arrow.column_names import check_feature_names, quoted
 from featurestore.arrow.fitting import widened_schema
 from featurestore.arrow.hints import cast_hint
-from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.untyped import format_dtypes, format_sql_casts, refuse_untyped
 from featurestore.errors import (
     InvalidArgument,
@@ -23,9 +22,8 @@ from featurestore.errors import (
     did_you_mean,
 )
 from featurestore.model import display
-from featurestore.model.json_object import check_format
 from featurestore.model.names import check_name
-from featurestore.model.times import format_duration, parse_duration
+from featurestore.model.records import OMIT_DEFAULT, Record
 
 GROUP_FORMAT = 1
 # Whether the store copies external rows: for each training dataset, or never.
@@ -39,7 +37,11 @@ WRITE_MODES = ("append", "upsert", "overwrite")
 
 
 @dataclass(frozen=True)
-class FeatureGroupSpec:
+class FeatureGroupSpec(
+    Record,
+    format=GROUP_FORMAT,
+    subject="The definition of feature group {name!r} version {version}",
+):
     """The definition of one version of a feature group: table property ``featurestore.spec``.
 
     ``schema`` holds feature types (see ``arrow.types``). ``expectations`` are plain dicts
@@ -63,9 +65,9 @@ class FeatureGroupSpec:
     statistics: bool = True
     job: str | None = None
     event_time_tolerance: timedelta = timedelta(0)
-    compact: str | None = None
-    iceberg: bool = False
-    external: ExternalRows | None = None
+    compact: Annotated[str | None, OMIT_DEFAULT] = None
+    iceberg: Annotated[bool, OMIT_DEFAULT] = False
+    external: Annotated[ExternalRows | None, OMIT_DEFAULT] = None
 
     __repr__ = display.record_repr
 
@@ -103,35 +105,6 @@ class FeatureGroupSpec:
         roles = set(self.upsert_key)
         return tuple(name for name in self.schema.names if name not in roles)
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        ttl = None
-        if self.ttl is not None:
-            ttl = format_duration(self.ttl)
-        data = {
-            "format": GROUP_FORMAT,
-            "name": self.name,
-            "version": self.version,
-            "schema": schema_to_json(self.schema),
-            "primary_key": list(self.primary_key),
-            "event_time": self.event_time,
-            "created_time": self.created_time,
-            "partition_by": list(self.partition_by),
-            "ttl": ttl,
-            "expectations": list(map(dict, self.expectations)),
-            "validation": self.validation,
-            "statistics": self.statistics,
-            "job": self.job,
-            "event_time_tolerance": format_duration(self.event_time_tolerance),
-        }
-        if self.compact is not None:
-            data["compact"] = self.compact
-        if self.iceberg:
-            data["iceberg"] = True
-        if self.external is not None:
-            data["external"] = self.external.to_json()
-        return data
-
     @classmethod
     @lru_cache(maxsize=128)
     def from_text(cls, text: str) -> FeatureGroupSpec:
@@ -140,36 +113,6 @@ class FeatureGroupSpec:
         Each retrieval reads the definition in the registry and the one in the Delta log.
         """
         return cls.from_json(json.loads(text))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FeatureGroupSpec:
-        """Parse the output of ``to_json``; raise FormatTooNew if a newer release wrote it."""
-        subject = f"The definition of feature group {data['name']!r} version {data['version']}"
-        check_format(data.get("format"), GROUP_FORMAT, subject=subject)
-        ttl, external = None, None
-        if data["ttl"] is not None:
-            ttl = parse_duration(data["ttl"])
-        if data.get("external") is not None:
-            external = ExternalRows.from_json(data["external"])
-        return cls(
-            name=data["name"],
-            version=data["version"],
-            schema=schema_from_json(data["schema"]),
-            primary_key=tuple(data["primary_key"]),
-            event_time=data["event_time"],
-            created_time=data["created_time"],
-            partition_by=tuple(data["partition_by"]),
-            ttl=ttl,
-            expectations=tuple(data["expectations"]),
-            validation=data["validation"],
-            statistics=data["statistics"],
-            # Definitions of earlier releases do not have these fields.
-            job=data.get("job"),
-            event_time_tolerance=parse_duration(data.get("event_time_tolerance", "0us")),
-            compact=data.get("compact"),
-            iceberg=bool(data.get("iceberg", False)),
-            external=external,
-        )
 
     def with_wider_decimals(self, columns: pa.Schema) -> FeatureGroupSpec:
         """Return the spec with decimals that also hold the decimals of matching columns.
@@ -197,8 +140,11 @@ class FeatureGroupSpec:
         return replace(self, schema=schema)
 
 
+_EXTERNAL_KEYS = ("source", "snapshots", "table", "sql", "path", "rename")
+
+
 @dataclass(frozen=True)
-class ExternalRows:
+class ExternalRows(Record, keys=_EXTERNAL_KEYS, closed=True):
     """The location of the rows of an external feature group: a table, a query or files of a source.
 
     ``snapshots`` "training" copies the rows into the store for each training dataset that uses
@@ -207,11 +153,11 @@ class ExternalRows:
     """
 
     source: str
-    table: str | None = None
-    sql: str | None = None
-    path: str | None = None
+    table: Annotated[str | None, OMIT_DEFAULT] = None
+    sql: Annotated[str | None, OMIT_DEFAULT] = None
+    path: Annotated[str | None, OMIT_DEFAULT] = None
     snapshots: str = "training"
-    rename: str | None = None
+    rename: Annotated[str | None, OMIT_DEFAULT] = None
 
     __repr__ = display.record_repr
 
@@ -232,23 +178,6 @@ class ExternalRows:
                 # SQL may have several lines.
                 return f"source {self.source!r}, {name}={' '.join(value.split())!r}"
         return f"source {self.source!r}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert the definition to a JSON object, the inverse of ``from_json``."""
-        data: dict[str, Any] = {"source": self.source, "snapshots": self.snapshots}
-        for name in ("table", "sql", "path", "rename"):
-            if getattr(self, name) is not None:
-                data[name] = getattr(self, name)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ExternalRows:
-        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
-        rows = cls(**dict(data))
-        for value in vars(rows).values():
-            if not isinstance(value, str | None):
-                raise ValueError(f"{value!r} is not a string")
-        return rows
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from featurestore.errors import ColumnConflict, InvalidArgument
 from featurestore.model.json_object import JsonMapping, JsonObject
+from featurestore.model.records import OMIT_DEFAULT, Record
 
 
 @dataclass(frozen=True)
-class OnDemandFeature:
+class OnDemandFeature(Record, keys=("name", "sql", "sha256", "source")):
     """A feature that an SQL expression computes from features and label columns of the same row.
 
     ``source`` is the SHA-256 of the function that was converted to SQL, or None for handwritten
@@ -26,30 +27,18 @@ class OnDemandFeature:
 
     name: str
     sql: str
-    source: str | None = None
+    source: Annotated[str | None, OMIT_DEFAULT] = None
 
     @property
     def sha256(self) -> str:
         """The SHA-256 of the SQL expression."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
-    def to_json(self) -> dict[str, str]:
-        """Return the JSON object that plans, manifests and feature views store."""
-        data = {"name": self.name, "sql": self.sql, "sha256": self.sha256}
-        if self.source is not None:
-            data["source"] = self.source
-        return data
-
-    @classmethod
-    def from_json(cls, data: JsonObject) -> OnDemandFeature:
-        """Parse the output of ``to_json``; raise MalformedJson if it was modified."""
-        source = None
-        if "source" in data:
-            source = data.text("source")
-        feature_spec = cls(data.text("name"), data.text("sql"), source)
-        if data.text("sha256") != feature_spec.sha256:
-            raise data.wrong_type_error("sha256", "the hash of its expression")
-        return feature_spec
+    def check_json(self, data: JsonMapping) -> OnDemandFeature:
+        """Refuse an expression that was modified."""
+        if JsonObject(data).text("sha256") != self.sha256:
+            raise JsonObject(data).wrong_type_error("sha256", "the hash of its expression")
+        return self
 
 
 def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterable[str]) -> None:

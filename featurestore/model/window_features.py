@@ -28,7 +28,6 @@ from featurestore.errors import (
 from featurestore.model.arguments import with_suggestions
 from featurestore.model.display import escape_line
 from featurestore.model.json_object import (
-    MAX_INT64,
     JsonDict,
     JsonMapping,
     JsonObject,
@@ -36,6 +35,7 @@ from featurestore.model.json_object import (
     translate_parse_errors,
 )
 from featurestore.model.names import FeatureReference, format_group_reference, parse_reference
+from featurestore.model.records import Codec, Record, Version
 from featurestore.model.times import format_duration, parse_duration
 
 WindowFunction = Literal[
@@ -255,7 +255,7 @@ def window_from_json(data: JsonObject) -> WindowFeature:
             n=data.number("n") or None,
         )
     except (FeatureStoreError, OverflowError) as error:
-        raise MalformedJson(f"{data.path or 'a window'}: {error}") from error
+        raise MalformedJson(f"is not a window: {error}", data.path) from error
 
 
 def micros(duration: timedelta | None) -> int | None:
@@ -263,6 +263,13 @@ def micros(duration: timedelta | None) -> int | None:
     if duration is None:
         return None
     return duration // _MICROSECOND
+
+
+def _read_window(data: object) -> WindowFeature:
+    return window_from_json(JsonObject.from_value(data))
+
+
+WINDOW = Codec(_read_window, window_to_json)
 
 
 def value_to_json(value: Any) -> Any:
@@ -330,12 +337,12 @@ def value_from_json(data: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class WindowLineage:
+class WindowLineage(Record):
     """The origin of a window aggregate column ``name`` of a plan, view, dataset or group."""
 
     name: str
     group: str
-    version: int | None
+    version: Version | None
     column: str
     function: str
     over_us: int | None
@@ -370,14 +377,9 @@ class WindowLineage:
 
     def to_json(self) -> JsonDict:
         """Return the JSON object of an aggregate, without its group."""
-        return {
-            "name": self.name,
-            "column": self.column,
-            "function": self.function,
-            "over_us": self.over_us,
-            "offset_us": self.offset_us,
-            "where": self.where,
-        }
+        data = super().to_json()
+        del data["group"], data["version"]
+        return data
 
 
 def format_window(over: timedelta | None, offset: timedelta, *, time: str) -> str:
@@ -486,25 +488,6 @@ def _parse_windows(group: object, version: object, entries: Any) -> Iterator[Win
     """Yield the valid entries of a list of window aggregates."""
     for entry in entries:
         try:
-            data = JsonObject.from_value({**entry, "group": group, "version": version})
-            yield _parse_window_lineage(data)
+            yield WindowLineage.from_json({**entry, "group": group, "version": version})
         except (MalformedJson, TypeError):
             continue
-
-
-def _parse_window_lineage(data: JsonObject) -> WindowLineage:
-    over, version = None, None
-    if data.get("over_us") is not None:
-        over = data.number("over_us", maximum=MAX_INT64)
-    if data.get("version") is not None:
-        version = data.number("version", minimum=1)
-    return WindowLineage(
-        name=data.text("name"),
-        group=data.text("group"),
-        version=version,
-        column=data.text("column"),
-        function=data.text("function"),
-        over_us=over,
-        offset_us=data.number("offset_us"),
-        where=data.optional_text("where"),
-    )

@@ -17,6 +17,7 @@ from featurestore.featuregroups.redefinition import change_metadata
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import GroupWork, JobSpec, StreamWork
+from featurestore.model.records import Record
 from featurestore.plugins.engine import PropertyChange
 from featurestore.registry import jobs
 from featurestore.session import Session
@@ -25,7 +26,7 @@ WRITERS = "featurestore.writers"
 
 
 @dataclass(frozen=True)
-class GroupWriter:
+class GroupWriter(Record):
     """A job that writes a group: whether it reads a stream, and whether it allows more writers."""
 
     stream: bool = False
@@ -40,7 +41,7 @@ def writers_of(group: OpenGroup) -> dict[str, GroupWriter]:
 def _parse_writers(state: Snapshot) -> dict[str, GroupWriter]:
     try:
         return {
-            str(name): GroupWriter(bool(fields.get("stream")), bool(fields.get("shared")))
+            name: GroupWriter.from_json(fields)
             for name, fields in json.loads(state.properties.get(WRITERS, "{}")).items()
         }
     # Any Delta writer can change properties, which must not prevent writes.
@@ -103,7 +104,5 @@ def warn_of_writers(group: OpenGroup) -> None:
 
 
 def _to_text(writers: Mapping[str, GroupWriter]) -> str:
-    fields = {
-        name: {"stream": writer.stream, "shared": writer.shared} for name, writer in writers.items()
-    }
+    fields = {name: writer.to_json() for name, writer in writers.items()}
     return json.dumps(fields, sort_keys=True)

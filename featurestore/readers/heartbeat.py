@@ -31,9 +31,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Annotated, Literal, ParamSpec, TypeVar
 
 from featurestore.errors import StorageError, ThreadsUnavailable, WorkerStalled
+from featurestore.model.json_object import MalformedJson
+from featurestore.model.records import Record, Valid
 from featurestore.model.runtime import ForkSafeLock, reset_in_children
 from featurestore.model.threads import start_thread
 from featurestore.storage import files, storage_for
@@ -55,13 +57,13 @@ _TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class WorkerStep:
+class WorkerStep(Record):
     """The last reported position of a worker, which has finished ``step`` steps of ``epoch``."""
 
     worker: int
     epoch: int
     step: int
-    time: float
+    time: Annotated[float, Valid(math.isfinite, "a finite number")]
     host: str
     pid: int
 
@@ -284,23 +286,10 @@ def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
         path = _step_file(directory, worker)
         try:
             if storage_for(path).exists(path):
-                steps[worker] = _parse_step(files.read_json(path))
-        except (StorageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-            # ``int`` of an infinite JSON number raises OverflowError, an ArithmeticError.
+                steps[worker] = WorkerStep.from_json(files.read_json(path))
+        except (MalformedJson, StorageError) as error:
             _log.warning("The heartbeat of worker %d cannot be read: %r", worker, error)
     return steps
-
-
-def _parse_step(content: Any) -> WorkerStep:
-    """Parse the content of a step file; conversion errors mean that the file is damaged."""
-    return WorkerStep(
-        worker=int(content["worker"]),
-        epoch=int(content["epoch"]),
-        step=int(content["step"]),
-        time=float(content["time"]),
-        host=str(content["host"]),
-        pid=int(content["pid"]),
-    )
 
 
 def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) -> str:

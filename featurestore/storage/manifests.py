@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from featurestore.errors import DatasetDamaged, TrainingDatasetNotFound, WriteConflict
-from featurestore.model.json_object import JsonObject
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import MANIFEST_FILE
+from featurestore.model.records import Record
 from featurestore.storage import revisions, storage_for
 
 ANNOTATIONS_FILE = "described.json"
@@ -70,7 +70,7 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
 
 
 @dataclass(frozen=True)
-class Annotations:
+class Annotations(Record):
     """The description and tags of a training dataset."""
 
     description: str
@@ -100,7 +100,7 @@ def change_annotations(
 
     def change_content(content: Any) -> dict[str, Any]:
         changed = change(_parse_annotations(content, manifest))
-        return {"description": changed.description, "tags": dict(changed.tags)}
+        return changed.to_json()
 
     with _translate_damage(path):
         revisions.change_json(path, change_content, below=below)
@@ -120,5 +120,4 @@ def _parse_annotations(content: Any, manifest: Manifest) -> Annotations:
     if content is None:
         # Without a change after the export, the manifest has the current values.
         return Annotations(manifest.description, manifest.tags)
-    data = JsonObject.from_value(content)
-    return Annotations(data.text("description"), data.object("tags").read_values(JsonObject.text))
+    return Annotations.from_json(content)

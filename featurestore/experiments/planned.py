@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
 from featurestore.experiments import catalog, launching, status
-from featurestore.experiments.launching import LaunchRequest
-from featurestore.experiments.study import finish_pool
+from featurestore.experiments.study import StudyRequest, finish_pool
 from featurestore.experiments.tasks import Fold
-from featurestore.experiments.trials import Proposal, TrialPool
+from featurestore.experiments.trials import Proposal
 from featurestore.model import display
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.records import Record
@@ -35,42 +34,49 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
 _NORMAL = 1.96
 
 
+@dataclass(frozen=True)
+class FoldDesign:
+    """A trial for each fold of a split, whose rows the split ``held_out`` has in that trial."""
+
+    folds: int
+    split: str
+    held_out: str
+
+
+@dataclass(frozen=True)
+class AblationDesign:
+    """A trial of the full model, and one without each component, for each of several seeds."""
+
+    features: str | Sequence[Any] | Mapping[str, Sequence[str]] | None
+    layers: Sequence[str] | None
+    metric: str
+    direction: str
+    repeats: int
+
+
 def run_planned(
-    session: Session,
-    request: LaunchRequest,
-    plan: Sequence[Proposal],
-    *,
-    parallel: int,
-    metric: str | None,
-    settings: JsonMapping,
+    session: Session, request: StudyRequest[object], plan: PlannedTrials, settings: JsonMapping
 ) -> tuple[RunRecord, list[RunRecord]]:
     """Run all trials of a plan and return the study record and the trial records."""
-    if request.dataset is None:
-        raise InvalidArgument(f"{request.kind} needs dataset=.")
-    launching.check_integer("parallel", parallel, minimum=1, maximum=4096)
-    launcher = find_launcher(request.on)
-    dumped = launching.check_request(request, launcher, request.params, workers=parallel)
-    record = launching.new_record(
-        request, settings={"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
-    )
+    launch = request.launch
+    if launch.dataset is None:
+        raise InvalidArgument(f"{launch.kind} needs dataset=.")
+    request.check_parallel()
+    launcher = find_launcher(launch.on)
+    dumped = request.dump_function(launcher, launch.params)
+    study_settings = {
+        "on": launcher.name,
+        "parallel": request.parallel,
+        "metric": plan.metric,
+        **settings,
+    }
+    record = launching.new_record(launch, settings=study_settings)
     directory = catalog.run_directory(session, record)
     session.storage.make_directory(directory)
     # Other processes show the study as running as long as this one has the lock.
     with status.lock_driver(directory):
         catalog.save(session, record)
-        pool = TrialPool(
-            session,
-            launching.new_record(
-                request, settings=launching.launch_settings(request, launcher), study=record
-            ),
-            launcher,
-            dumped,
-            PlannedTrials(plan, metric),
-            parallel,
-            environment=request.environment or {},
-            progress=request.progress,
-        )
-        finish_pool(session, record, pool)
+        finish_pool(session, record, request.trial_pool(session, record, dumped, plan))
         trials = catalog.find(session, parent=record.id)
         record = record.end("finished")
         catalog.save(session, record)
@@ -111,18 +117,11 @@ class PlannedTrials:
             )
 
 
-def cross_validate(
-    session: Session,
-    request: LaunchRequest,
-    *,
-    folds: int,
-    split: str,
-    held_out: str,
-    parallel: int,
-) -> CrossValidation:
+def cross_validate(session: Session, request: StudyRequest[FoldDesign]) -> CrossValidation:
     """Train once for each fold on the rows of the other folds."""
+    design, dataset = request.design, request.launch.dataset
+    folds, split, held_out = design.folds, design.split, design.held_out
     launching.check_integer("folds", folds, minimum=2, maximum=1000)
-    dataset = request.dataset
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument("cross_validate needs dataset=.")
     rows = dataset.num_rows(split)
@@ -137,11 +136,9 @@ def cross_validate(
     for number in range(folds):
         fold: JsonDict = Fold(split, held_out, number, folds).to_json()
         settings = {"fold": fold}
-        plan.append(Proposal(number, request.params or {}, seed=request.seed, settings=settings))
-    study_settings = {"folds": folds, "split": split, "held_out": held_out}
-    record, trials = run_planned(
-        session, request, plan, parallel=parallel, metric=None, settings=study_settings
-    )
+        launch = request.launch
+        plan.append(Proposal(number, launch.params or {}, seed=launch.seed, settings=settings))
+    record, trials = run_planned(session, request, PlannedTrials(plan, None), vars(design))
     ids = tuple(trial.id for trial in trials)
     return CrossValidation(record.id, ids, tuple(trial.metrics for trial in trials))
 
@@ -192,28 +189,18 @@ class CrossValidation:
         return values
 
 
-def ablate(
-    session: Session,
-    request: LaunchRequest,
-    *,
-    features: str | Sequence[Any] | Mapping[str, Sequence[str]] | None,
-    layers: Sequence[str] | None,
-    metric: str,
-    direction: str,
-    repeats: int,
-    parallel: int,
-) -> Ablation:
+def ablate(session: Session, request: StudyRequest[AblationDesign]) -> Ablation:
     """Train the full model and a model without each component per seed, and compare them."""
-    dataset = request.dataset
+    design, launch, dataset = request.design, request.launch, request.launch.dataset
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument("ablate needs dataset=.", hint="dataset=store.get_training_dataset()")
-    if direction not in ("max", "min"):
-        raise InvalidArgument(f"direction={direction!r} is neither 'max' nor 'min'.")
-    launching.check_integer("repeats", repeats, minimum=1, maximum=1000)
-    ablated_components = components(dataset, features, layers)
+    if design.direction not in ("max", "min"):
+        raise InvalidArgument(f"direction={design.direction!r} is neither 'max' nor 'min'.")
+    launching.check_integer("repeats", design.repeats, minimum=1, maximum=1000)
+    ablated_components = components(dataset, design.features, design.layers)
     plan: list[Proposal] = []
     for component in (Component("whole"), *ablated_components):
-        for repeat in range(repeats):
+        for repeat in range(design.repeats):
             trial_settings = {
                 "component": component.name,
                 "without": list(component.features),
@@ -221,19 +208,18 @@ def ablate(
             }
             # The full model and each component are trained with the same seeds: initial weights and
             # row order are equal, so a difference is the effect of the component.
-            seed = request.seed + repeat
+            seed = launch.seed + repeat
             plan.append(
-                Proposal(len(plan), request.params or {}, seed=seed, settings=trial_settings)
+                Proposal(len(plan), launch.params or {}, seed=seed, settings=trial_settings)
             )
     study_settings = {
-        "direction": direction,
-        "repeats": repeats,
+        "direction": design.direction,
+        "repeats": design.repeats,
         "components": [vars(c) for c in ablated_components],
     }
-    record, trials = run_planned(
-        session, request, plan, parallel=parallel, metric=metric, settings=study_settings
-    )
-    return build_ablation(session, record, trials, metric=metric, direction=direction)
+    planned_trials = PlannedTrials(plan, design.metric)
+    record, trials = run_planned(session, request, planned_trials, study_settings)
+    return build_ablation(session, record, trials, metric=design.metric, direction=design.direction)
 
 
 @dataclass(frozen=True)

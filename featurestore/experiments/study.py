@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from featurestore.errors import (
     InvalidArgument,
@@ -20,7 +20,7 @@ from featurestore.experiments.launching import LaunchRequest
 from featurestore.experiments.run import Run
 from featurestore.experiments.spaces import SAMPLERS, STOPS, PastTrial, Sampling
 from featurestore.experiments.status import Listener
-from featurestore.experiments.trials import Proposal, TrialPool
+from featurestore.experiments.trials import Proposal, Proposals, TrialPool
 from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.json_object import JsonDict, JsonMapping
@@ -145,16 +145,15 @@ class Study:
             environment=environment,
             progress=progress,
         )
-        request = SearchRequest(
-            launch,
+        design = SearchDesign(
             {},  # the record has it
             trials or int(settings["trials"]),
-            parallel or int(settings["parallel"]),
             self._sampler_or_pruner("sampler", sampler),
             self._sampler_or_pruner("stop", stop),
             self.metric,
             str(settings["direction"]),
         )
+        request = StudyRequest(launch, parallel or int(settings["parallel"]), design)
         return Study(self.session, resume_study(self.session, self.record, request))
 
     def _sampler_or_pruner(self, argument: str, override: Any) -> Any:
@@ -183,38 +182,85 @@ def check_study(record: RunRecord) -> RunRecord:
     return record
 
 
+Design = TypeVar("Design", covariant=True)
+
+
 @dataclass(frozen=True)
-class SearchRequest:
-    """A search request: ``launch`` describes the runs, ``space`` the search space."""
+class StudyRequest(Generic[Design]):
+    """A request for a study.
+
+    ``launch`` describes the runs of the trials, of which ``parallel`` run at the same time;
+    ``design`` describes the trials.
+    """
 
     launch: LaunchRequest
+    parallel: int
+    design: Design
+
+    def check_parallel(self) -> None:
+        """Raise InvalidArgument unless the number of concurrent trials is valid."""
+        launching.check_integer("parallel", self.parallel, minimum=1, maximum=4096)
+
+    def dump_function(self, launcher: Launcher, params: JsonMapping | None) -> bytes:
+        """Check the launch of the trials, and return the pickled function."""
+        return launching.check_request(self.launch, launcher, params, workers=self.parallel)
+
+    def trial_pool(
+        self,
+        session: Session,
+        study: RunRecord,
+        function: bytes,
+        proposals: Proposals,
+        *,
+        unfinished: deque[RunRecord] | None = None,
+    ) -> TrialPool:
+        """Return the pool that runs the proposed trials, after unfinished ones."""
+        launcher = find_launcher(self.launch.on)
+        settings = launching.launch_settings(self.launch, launcher)
+        return TrialPool(
+            session,
+            launching.new_record(self.launch, settings=settings, study=study),
+            launcher,
+            function,
+            proposals,
+            self.parallel,
+            environment=self.launch.environment or {},
+            progress=self.launch.progress,
+            unfinished=unfinished or deque(),
+        )
+
+
+@dataclass(frozen=True)
+class SearchDesign:
+    """Trials that a sampler proposes, and that ``stop`` may end early."""
+
     space: JsonMapping
     trials: int | None
-    parallel: int
     sampler: Any
     stop: Any
     metric: str
     direction: str
 
 
-def search(session: Session, request: SearchRequest) -> RunRecord:
+def search(session: Session, request: StudyRequest[SearchDesign]) -> RunRecord:
     """Run a search to completion and return the study record."""
+    design = request.design
     launcher = find_launcher(request.launch.on)
-    space = spaces.check_space(request.space)
-    spaces.check_strategies(request.sampler, request.stop, request.direction)
-    size = len(spaces.grid(space)) if request.sampler == "grid" else _MAX_TRIALS
+    space = spaces.check_space(design.space)
+    spaces.check_strategies(design.sampler, design.stop, design.direction)
+    size = len(spaces.grid(space)) if design.sampler == "grid" else _MAX_TRIALS
     trials = size
-    if request.trials is not None:
-        launching.check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
-        trials = min(request.trials, size)
-    elif request.sampler != "grid":
+    if design.trials is not None:
+        launching.check_integer("trials", design.trials, minimum=1, maximum=_MAX_TRIALS)
+        trials = min(design.trials, size)
+    elif design.sampler != "grid":
         raise InvalidArgument(
             "trials= is required: only a grid has a fixed number of trials.", hint="trials=20"
         )
-    launching.check_integer("parallel", request.parallel, minimum=1, maximum=4096)
-    if not isinstance(request.metric, str) or not request.metric.isidentifier():
+    request.check_parallel()
+    if not isinstance(design.metric, str) or not design.metric.isidentifier():
         raise InvalidArgument(
-            f"metric={request.metric!r} is not a valid name.", hint='metric="val_auc"'
+            f"metric={design.metric!r} is not a valid name.", hint='metric="val_auc"'
         )
     duplicates = sorted(set(space) & set(request.launch.params or ()))
     if duplicates:
@@ -222,17 +268,17 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
     fixed = functions.check_params(request.launch.params)
     # The sampled values do not exist yet; the check of the function needs only the names.
     probe = {**fixed, **dict.fromkeys(space)}
-    dumped = launching.check_request(request.launch, launcher, probe, workers=request.parallel)
+    dumped = request.dump_function(launcher, probe)
     settings = {
         "on": launcher.name,
         "retries": request.launch.retries,
         "space": {name: parameter.to_json() for name, parameter in space.items()},
         "trials": trials,
         "parallel": request.parallel,
-        "sampler": spaces.strategy_name(request.sampler),
-        "stop": spaces.strategy_name(request.stop),
-        "metric": request.metric,
-        "direction": request.direction,
+        "sampler": spaces.strategy_name(design.sampler),
+        "stop": spaces.strategy_name(design.stop),
+        "metric": design.metric,
+        "direction": design.direction,
     }
     # The study records only the fixed parameters; each trial adds its sampled ones.
     record = launching.new_record(request.launch, settings=settings)
@@ -241,31 +287,34 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
     return run_study(session, record, request, dumped)
 
 
-def resume_study(session: Session, record: RunRecord, request: SearchRequest) -> RunRecord:
+def resume_study(
+    session: Session, record: RunRecord, request: StudyRequest[SearchDesign]
+) -> RunRecord:
     """Resume a study."""
+    design = request.design
     launcher = find_launcher(request.launch.on)
     probe = {**record.params, **dict.fromkeys(record.settings["space"])}
-    dumped = launching.check_request(request.launch, launcher, probe, workers=request.parallel)
-    launching.check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
-    settings = {**record.settings, "trials": request.trials, "parallel": request.parallel}
+    dumped = request.dump_function(launcher, probe)
+    launching.check_integer("trials", design.trials, minimum=1, maximum=_MAX_TRIALS)
+    settings = {**record.settings, "trials": design.trials, "parallel": request.parallel}
     resumed = replace(record.running_again(), settings=settings)
     return run_study(session, resumed, request, dumped)
 
 
 def run_study(
-    session: Session, record: RunRecord, request: SearchRequest, dumped: bytes
+    session: Session, record: RunRecord, request: StudyRequest[SearchDesign], dumped: bytes
 ) -> RunRecord:
     """Run the remaining trials of a study and return its record."""
-    launcher = find_launcher(request.launch.on)
+    design = request.design
     sampling = Sampling(
         spaces.space_from_json(record.settings["space"]),
-        sampler=request.sampler,
-        stop=request.stop,
-        direction=request.direction,
+        sampler=design.sampler,
+        stop=design.stop,
+        direction=design.direction,
         seed=record.seed,
     )
     proposals = SearchProposals(
-        sampling, record.params, record.settings["trials"], request.metric, record.seed
+        sampling, record.params, record.settings["trials"], design.metric, record.seed
     )
     directory = catalog.run_directory(session, record)
     session.storage.make_directory(directory)
@@ -273,22 +322,12 @@ def run_study(
         # Listed under the lock, since a previous driver adds trials until it ends.
         past_trials = catalog.find(session, parent=record.id)
         sampling.restore(
-            [_past_trial(session, past_trial, request.metric) for past_trial in past_trials]
+            [_past_trial(session, past_trial, design.metric) for past_trial in past_trials]
         )
         # ``trials`` is the total number, so the trials of earlier drivers count.
         proposals.next_number = len(past_trials)
-        settings = launching.launch_settings(request.launch, launcher)
-        pool = TrialPool(
-            session,
-            launching.new_record(request.launch, settings=settings, study=record),
-            launcher,
-            dumped,
-            proposals,
-            request.parallel,
-            environment=request.launch.environment or {},
-            progress=request.launch.progress,
-            unfinished=reset_unfinished(past_trials),
-        )
+        unfinished = reset_unfinished(past_trials)
+        pool = request.trial_pool(session, record, dumped, proposals, unfinished=unfinished)
         catalog.save(session, record)
         finish_pool(session, record, pool)
         final_record = _final_record(session, record)

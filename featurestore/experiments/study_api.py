@@ -80,7 +80,7 @@ def search(
     ({'lr': 0.1, 'units': 8}, 4)
     """
     from featurestore.experiments.launching import LaunchRequest
-    from featurestore.experiments.study import SearchRequest, Study
+    from featurestore.experiments.study import SearchDesign, Study, StudyRequest
     from featurestore.experiments.study import search as run_search
 
     session = session_of(store, dataset)
@@ -96,10 +96,9 @@ def search(
         environment=environment,
         progress=progress,
     )
-    search_request = SearchRequest(
-        launch_request, space, trials, parallel, sampler, stop, metric=metric, direction=direction
-    )
-    return Study(session, run_search(session, search_request))
+    design = SearchDesign(space, trials, sampler, stop, metric, direction)
+    request = StudyRequest(launch_request, parallel, design)
+    return Study(session, run_search(session, request))
 
 
 @with_suggestions
@@ -159,9 +158,11 @@ def ablate(
       seats  +0  [+0, +0]
     """
     from featurestore.experiments.launching import LaunchRequest
+    from featurestore.experiments.planned import AblationDesign
     from featurestore.experiments.planned import ablate as run_ablation
+    from featurestore.experiments.study import StudyRequest
 
-    request = LaunchRequest(
+    launch_request = LaunchRequest(
         train_fn,
         "ablation",
         dataset=dataset,
@@ -173,16 +174,9 @@ def ablate(
         environment=environment,
         progress=progress,
     )
-    return run_ablation(
-        session_of(store, dataset),
-        request,
-        features=features,
-        layers=layers,
-        metric=metric,
-        direction=direction,
-        repeats=repeats,
-        parallel=parallel,
-    )
+    design = AblationDesign(features, layers, metric, direction, repeats)
+    request = StudyRequest(launch_request, parallel, design)
+    return run_ablation(session_of(store, dataset), request)
 
 
 @with_suggestions
@@ -234,9 +228,11 @@ def cross_validate(
     {'rows': 2.0}
     """
     from featurestore.experiments.launching import LaunchRequest
+    from featurestore.experiments.planned import FoldDesign
     from featurestore.experiments.planned import cross_validate as run_folds
+    from featurestore.experiments.study import StudyRequest
 
-    request = LaunchRequest(
+    launch_request = LaunchRequest(
         train_fn,
         "cross_validation",
         dataset=dataset,
@@ -248,11 +244,5 @@ def cross_validate(
         environment=environment,
         progress=progress,
     )
-    return run_folds(
-        session_of(store, dataset),
-        request,
-        folds=folds,
-        split=split,
-        held_out=held_out,
-        parallel=parallel,
-    )
+    request = StudyRequest(launch_request, parallel, FoldDesign(folds, split, held_out))
+    return run_folds(session_of(store, dataset), request)

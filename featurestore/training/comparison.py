@@ -19,6 +19,7 @@ from featurestore.model.drift import DriftReport
 from featurestore.model.json_object import JsonDict, JsonMapping
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import format_group_reference
+from featurestore.model.records import Record
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import (
     StatisticsFiles,
@@ -49,8 +50,11 @@ class SplitDiff:
     __repr__ = display.record_repr
 
 
+_KEYS = ("dataset", "other", "same", "columns", "sources", "rules", "labels", "splits", "drift")
+
+
 @dataclass(frozen=True)
-class DatasetDiff:
+class DatasetDiff(Record, keys=_KEYS):
     """The differences between two datasets; ``same`` if rows, columns and splits are equal."""
 
     dataset: str
@@ -73,21 +77,6 @@ class DatasetDiff:
             split_diff.added == split_diff.removed == split_diff.changed == 0
             for split_diff in self.splits.values()
         )
-
-    def to_json(self) -> JsonDict:
-        """Return the report as a JSON object."""
-        splits = {name: vars(split) for name, split in self.splits.items()}
-        return {
-            "dataset": self.dataset,
-            "other": self.other,
-            "same": self.same,
-            "columns": list(self.columns),
-            "sources": list(self.sources),
-            "rules": list(self.rules),
-            "labels": list(self.labels),
-            "splits": splits,
-            "drift": self.drift,
-        }
 
     def __str__(self) -> str:
         outcome = "the same rows" if self.same else "different"

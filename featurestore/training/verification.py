@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from featurestore.hashing import row_hash
 from featurestore.model import display
 from featurestore.model.manifest import Manifest, ManifestFile, ManifestShard
 from featurestore.model.paths import MANIFEST_FILE
+from featurestore.model.records import Record
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.storage import files, storage_for
 from featurestore.storage.manifests import read_manifest
@@ -55,8 +55,13 @@ class DatasetProblem:
         return f"{self.file}{position}: {self.message}"
 
 
+_KEYS = (
+    "dataset", "ok", "content_hash", "rows", "files", "bytes", "recomputed", "problems", "notes"
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
-class VerifyReport:
+class VerifyReport(Record, keys=_KEYS):
     """The result of verifying a training dataset."""
 
     dataset: str
@@ -74,24 +79,6 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether the files match the manifest."""
         return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
-        problems = [
-            {"file": problem.file, "message": problem.message, "offset": problem.offset}
-            for problem in self.problems
-        ]
-        return {
-            "dataset": self.dataset,
-            "ok": self.ok,
-            "content_hash": self.content_hash,
-            "rows": self.rows,
-            "files": self.files,
-            "bytes": self.bytes,
-            "recomputed": self.recomputed,
-            "problems": problems,
-            "notes": list(self.notes),
-        }
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "DAMAGED"

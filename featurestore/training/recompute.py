@@ -41,6 +41,7 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.execution import infer_feature_types, run_query
 from featurestore.session import Session
+from featurestore.storage import storage_for
 from featurestore.training.export.assignment import SplitRule
 from featurestore.training.export.hashed_rows import handle_missing_labels, hash_rows
 from featurestore.training.export.manifest import build_manifest, build_splits
@@ -108,7 +109,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     shards = [len(split.shards) for split in manifest.splits]
     shard_plan = plan_shards(hashed, shard_counts=shards)
     target = os.path.join(staging, "dataset")
-    session.storage.make_directory(target)
+    storage_for(target).make_directory(target)
     written = write_shards(hashed, shard_plan, directory=target)
     return build_manifest(
         request,

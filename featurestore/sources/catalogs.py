@@ -21,6 +21,7 @@ from featurestore.external.reading import open_source
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import format_group_reference, parse_group_reference
+from featurestore.model.records import Record
 from featurestore.plugins.catalog import CatalogSource, CatalogTable, TableCatalog, TableMark
 from featurestore.registry import featuregroups as groups
 from featurestore.registry.hidden import find_hidden_objects
@@ -33,7 +34,7 @@ _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
 @dataclass(frozen=True)
-class CatalogRegistration:
+class CatalogRegistration(Record):
     """What a call of ``register_in`` changed: the names of the catalog's tables.
 
     ``skipped`` has the reason for each feature group that cannot be registered.
@@ -60,13 +61,6 @@ class CatalogRegistration:
 
     def _repr_html_(self) -> str:
         return display.preformatted(str(self))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
-        return {
-            name: value if isinstance(value, str) else list(value)
-            for name, value in vars(self).items()
-        }
 
 
 @dataclass(frozen=True)

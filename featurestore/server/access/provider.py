@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
 from featurestore.errors import (
@@ -19,6 +19,7 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.names import parse_secret
+from featurestore.model.records import Record, Valid
 from featurestore.registry import access
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
@@ -47,18 +48,26 @@ _LONGEST_LIFETIME = 10 * 365 * 86_400  # seconds
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
+def _is_secret(text: str) -> bool:
+    # Libraries do not reject an empty state or nonce.
+    return len(text) >= _MIN_SECRET_LENGTH
+
+
+Secret = Annotated[str, Valid(_is_secret, "a secret")]
+
+
 @dataclass(frozen=True)
-class Attempt:
+class Attempt(Record, closed=True):
     """The state of a sign-in attempt, stored in a cookie during the redirect to the provider."""
 
-    state: str
-    nonce: str
-    verifier: str
+    state: Secret
+    nonce: Secret
+    verifier: Secret
     following: str
 
     def to_text(self) -> str:
         """Serialize the attempt for the cookie."""
-        return json.dumps(vars(self))
+        return json.dumps(self.to_json())
 
     @classmethod
     def from_text(cls, text: str) -> Attempt:
@@ -68,18 +77,10 @@ class Attempt:
             NotSignedIn: The cookie is missing or damaged.
         """
         try:
-            # The cookie is untrusted: unknown keys raise TypeError, deep nesting RecursionError.
-            attempt = cls(**json.loads(text))
-        except (ValueError, TypeError, RecursionError):
+            # The cookie is untrusted: deep nesting raises RecursionError.
+            return cls.from_json(json.loads(text))
+        except (ValueError, RecursionError):
             raise NotSignedIn("No sign-in is in progress in this browser.") from None
-        secrets = (attempt.state, attempt.nonce, attempt.verifier)
-        # Libraries do not reject an empty state or nonce.
-        has_secrets = all(
-            isinstance(secret, str) and len(secret) >= _MIN_SECRET_LENGTH for secret in secrets
-        )
-        if not has_secrets or not isinstance(attempt.following, str):
-            raise NotSignedIn("No sign-in is in progress in this browser.")
-        return attempt
 
 
 class ProviderClient:

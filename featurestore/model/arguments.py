@@ -454,9 +454,12 @@ def warn_caller(message: str, category: type[Warning] = UserWarning, *, once: bo
 
 def calling_globals() -> dict[str, Any]:
     """Return the globals of the function that called the calling function."""
-    callers = itertools.islice(_calling_frames(), 1, None)
-    # Skip the argument-checking wrapper of public calls.
-    return next(frame.f_globals for frame in callers if frame.f_globals.get("__name__") != __name__)
+    # A loop, because a generator expression would be a further caller.
+    for frame in itertools.islice(_calling_frames(), 1, None):
+        # Skip the argument-checking wrapper of public calls.
+        if frame.f_globals.get("__name__") != __name__:
+            return frame.f_globals
+    return {}
 
 
 def calling_position(module: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -7,7 +7,6 @@ desktop and phone sizes.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import featurestore
 from featurestore.experiments import catalog
-from featurestore.model.run_record import METRICS_FILE, RunDataset, RunRecord
+from featurestore.model.run_record import METRICS_FILE, RunDataset, RunRecord, format_metrics_line
 from featurestore.server import ServerSettings
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
@@ -108,7 +107,7 @@ def add_run(
     lines = []
     for step, loss in losses.items():
         metrics = {"loss": loss, "val_loss": loss + 0.03 + 0.00005 * step}
-        lines.append(json.dumps({"step": step, "metrics": metrics}) + "\n")
+        lines.append(format_metrics_line(step, metrics, time=1.7e9 + step, begins=False))
     path = os.path.join(catalog.run_directory(store.session, record), METRICS_FILE)
     Path(path).write_text("".join(lines))
 

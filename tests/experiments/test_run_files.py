@@ -24,7 +24,6 @@ from featurestore.errors import (
 )
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.run_record import (
-    MetricValue,
     RunRecord,
     format_metrics_line,
     parse_metrics,
@@ -96,18 +95,6 @@ def test_truncated_metrics_file_keeps_complete_lines() -> None:
         assert len(parse_metrics(text[:length])) == 2 * complete
         values = parse_metrics(text[:length] + again)
         assert len(values) == 2 * complete + 1
-
-
-def test_metrics_of_earlier_releases_are_read_and_continued() -> None:
-    text = (
-        '{"step": 0, "metrics": {"loss": 2}}\n{"step": 1, "met\n{"step": 2, "metrics": {"a": 1}}\n'
-    )
-    text += '{"step": 3, "met' + format_metrics_line(4, {"a": 3.0}, time=1.0, begins=True)
-    assert parse_metrics(text) == [
-        MetricValue("loss", 0, 2.0),
-        MetricValue("a", 2, 1.0),
-        MetricValue("a", 4, 3.0),
-    ]
 
 
 def reports_and_saves(context: Any) -> None:

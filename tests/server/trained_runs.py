@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from featurestore import experiments
 from featurestore.experiments import catalog
 from featurestore.experiments.run import Run
-from featurestore.model.run_record import RunDataset, RunRecord
+from featurestore.model.run_record import RunDataset, RunRecord, format_metrics_line
 from featurestore.store import FeatureStore
 
 
@@ -76,4 +75,4 @@ def _save(store: FeatureStore, record: RunRecord) -> Run:
 
 def _report(run: Run, step: int, metrics: dict[str, float]) -> None:
     with open(os.path.join(run.path, "metrics.jsonl"), "a") as file:
-        file.write(json.dumps({"step": step, "metrics": metrics}) + "\n")
+        file.write(format_metrics_line(step, metrics, time=1.7e9 + step, begins=False))

@@ -68,12 +68,9 @@ class TrainingDatasets(VersionedObjects[Manifest]):
 
         The intent must be recorded before, so that recovery finds the directory after a crash.
         """
-        storage_for(self._folder(paths, name)).make_directory(
-            self._folder(paths, name), durable=True
-        )
-        storage_for(self.directory(paths, name, version)).make_directory(
-            self.directory(paths, name, version), durable=True
-        )
+        storage = storage_for(paths.location)
+        storage.make_directory(self._folder(paths, name), durable=True)
+        storage.make_directory(self.directory(paths, name, version), durable=True)
 
     def remove_abandoned(self, connection: Connection, location: str, name: str) -> list[str]:
         """Remove directories of exports that ended without a manifest, and return their paths.

@@ -152,8 +152,7 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
             is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
         if is_claimed or (
-            storage_for(path).needs_claims
-            and not liveness.is_lease_expired(store.location, name, path)
+            storage.needs_claims and not liveness.is_lease_expired(store.location, name, path)
         ):
             continue  # it may belong to a write of another registry
         try:

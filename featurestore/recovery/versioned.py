@@ -80,7 +80,8 @@ class VersionedObjects(ABC, Generic[Record_co]):
 
     def is_published(self, directory: str) -> bool:
         """Return True if a directory contains a published version."""
-        return storage_for(self.published_file(directory)).exists(self.published_file(directory))
+        path = self.published_file(directory)
+        return storage_for(path).exists(path)
 
     def claim(
         self, connection: Connection, location: str, name: str, version: int | None, *, run: str
@@ -122,17 +123,14 @@ class VersionedObjects(ABC, Generic[Record_co]):
         After a crash, a directory without this file is not mistaken for a published version.
         """
         directory = self.directory(paths, name, version)
-        storage_for(self.published_file(directory)).remove(
-            self.published_file(directory), below=paths.location
-        )
-        storage_for(directory).remove(directory, below=paths.location)
+        storage = storage_for(directory)
+        storage.remove(self.published_file(directory), below=paths.location)
+        storage.remove(directory, below=paths.location)
 
     def versions_on_disk(self, paths: StorePaths, name: str) -> list[int]:
         """Return the versions with a directory or a claim object, in ascending order."""
-        entries = map(
-            claims.version_entry_name,
-            storage_for(self._folder(paths, name)).list_directory(self._folder(paths, name)),
-        )
+        folder = self._folder(paths, name)
+        entries = map(claims.version_entry_name, storage_for(folder).list_directory(folder))
         versions = set(map(parse_version_directory, entries))
         return sorted(version for version in versions if version is not None)
 

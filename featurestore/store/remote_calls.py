@@ -189,7 +189,8 @@ class RemoteFeatureView(FeatureView):
         if dataset is not None:
             check_dataset(dataset.manifest, self.name, self.version)
             reference = format_group_reference(dataset.name, dataset.version)
-        return RemoteVectorServer(client, self._spec, online=online, dataset=reference)
+        vectors = RemoteVectors(client, self._spec, online=online, dataset=reference)
+        return VectorServer(self._spec, vectors)
 
     def verify_online(self, **_: object) -> NoReturn:
         raise unsupported_error(self._session.location, "verify_online()")
@@ -198,7 +199,7 @@ class RemoteFeatureView(FeatureView):
         raise unsupported_error(self._session.location, "online_lag()")
 
 
-class RemoteVectorServer(VectorServer):
+class RemoteVectors:
     """Reads vectors by REST, with one request for each call; thread-safe."""
 
     def __init__(
@@ -226,11 +227,18 @@ class RemoteVectorServer(VectorServer):
         return self._online
 
     @property
+    def log_state(self) -> None:
+        """None: the server logs no vectors."""
+
+    @property
     def clock(self) -> NoReturn:
         raise unsupported_error(self._client.address, "The clock of an online store")
 
-    def get_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
-        check_form(as_)
+    def parse_json(self, entity: Mapping[str, Any]) -> NoReturn:
+        raise unsupported_error(self._client.address, "parse_json()", hint="server.get_vectors()")
+
+    def get_vectors(self, entities: Entities, form: Form) -> Any:
+        check_form(form)
         rows = entity_rows(entities)
         if len(rows) > MAX_ENTITIES:
             raise InvalidArgument(
@@ -248,9 +256,9 @@ class RemoteVectorServer(VectorServer):
         table = self._client.table(self._path, request)
         origin = json.loads(table.schema.metadata[METADATA.encode()])
         table = table.replace_schema_metadata(None)
-        if as_ != "dict":
+        if form != "dict":
             columns = [column.combine_chunks() for column in table.columns]
-            return convert_batch(pa.RecordBatch.from_arrays(columns, schema=table.schema), as_)
+            return convert_batch(pa.RecordBatch.from_arrays(columns, schema=table.schema), form)
         groups = [(name, version) for name, version in origin["groups"]]
         statuses = [
             [None if status is None else ValueStatus(status) for status in row]
@@ -261,10 +269,10 @@ class RemoteVectorServer(VectorServer):
             for row, row_statuses in zip(table.to_pylist(), statuses, strict=True)
         ]
 
-    async def aget_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
-        return await asyncio.to_thread(self.get_vectors, entities, as_=as_)
+    async def aget_vectors(self, entities: Entities, form: Form) -> Any:
+        return await asyncio.to_thread(self.get_vectors, entities, form)
 
-    def read_batch(self, entities: Entities, *, at: int | None = None) -> NoReturn:
+    def read_batch(self, entities: Entities, at: int | None = None) -> NoReturn:
         raise unsupported_error(self._client.address, "read_batch()", hint="server.get_vectors()")
 
     def close(self) -> None:

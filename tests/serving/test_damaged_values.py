@@ -70,7 +70,8 @@ def read_arrow(server: VectorServer) -> list[Any]:
 
 def read_general(server: VectorServer) -> list[Any]:
     """Read by the path of computations."""
-    rows: list[Any] = server._drive(server._rows([{"id": key} for key in KEYS], None)).rows
+    vectors: Any = server._source
+    rows: list[Any] = vectors._drive(vectors._rows([{"id": key} for key in KEYS], None)).rows
     return [{name: row[name] for name in row if name != "id"} for row in rows]
 
 

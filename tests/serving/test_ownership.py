@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import FeatureViewWarning, PublishedValueMismatch
-from featurestore.serving import server as servers
+from featurestore.serving import published
 from featurestore.store import FeatureStore
 from tests.store_copies import Connect
 
@@ -29,8 +29,8 @@ def test_reader_refuses_values_of_a_deleted_group_until_published(
     create_plane(store, 9)
     # A running server compares the tables each minute.
     assert running.get_vector({"tail": "N1"}) == {"seats": 100}
-    monkeypatch.setattr(servers, "_CHECK_SECONDS", -1.0)
-    running._next_check = 0.0
+    monkeypatch.setattr(published, "_CHECK_SECONDS", -1.0)
+    running._source._next_check = 0.0  # type: ignore[attr-defined]
     message = (
         r"(?s)another feature group 'planes' version 1.*publish\('v', version=1, to='embedded'\)"
     )

@@ -40,7 +40,7 @@ from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.labels import typed_relation, typed_schema, typed_table
 from featurestore.retrieval.view_rows import retrieve_rows
-from featurestore.serving.server import VectorServer
+from featurestore.serving.published import PublishedVectors
 from featurestore.serving.stores import open_online_store
 from featurestore.serving.vectors import Entities, Status, VectorForm, entity_rows
 from featurestore.transform.fitted import Transformations
@@ -277,7 +277,7 @@ class ModelServer:
             pa.schema([(model_input.name, model_input.kind) for model_input in spec.inputs])
         )
         store = open_online_store(model.session, online)
-        self.vectors = VectorServer(model.session, self._view, store, form)
+        self.vectors = PublishedVectors(model.session, self._view, store, form)
 
     def load(self) -> Predict:
         """Return the function that predicts; other threads wait only for the first load."""

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
 from featurestore.model.display import escape_controls, escape_line
-from featurestore.model.json_object import JsonDict, translate_parse_errors
+from featurestore.model.json_object import translate_parse_errors
 from featurestore.model.names import check_name, parse_secret
-from featurestore.model.times import parse_moment
+from featurestore.model.records import Key, Record
 
 Event = Literal["begin", "reminder", "end"]
 SCHEMES = ("webhook+https", "webhook+http", "smtp", "smtps", "command", "log")
@@ -37,8 +37,12 @@ class Channel:
         return uri_scheme(self.uri)
 
 
+# The payload of webhooks; Slack displays its ``text``.
+_ALERT_KEYS = ("id", "event", "job", "families", "lines", "timestamp", "title", "text")
+
+
 @dataclass(frozen=True)
-class Alert:
+class Alert(Record, keys=_ALERT_KEYS):
     """A message about one job: the findings that started, continued or ended at one time."""
 
     id: str
@@ -46,7 +50,7 @@ class Alert:
     job: str
     families: tuple[str, ...]
     lines: tuple[str, ...]
-    timestamp: datetime
+    timestamp: Annotated[datetime, Key("at")]
 
     __repr__ = display.record_repr
 
@@ -64,36 +68,11 @@ class Alert:
             shown.append(f"- and {len(self.lines) - _MAX_LINES} more")
         return "\n".join([self.title, *shown])
 
-    def to_json(self) -> JsonDict:
-        """Return the JSON payload for webhooks; Slack displays its ``text``."""
-        return {
-            "id": self.id,
-            "event": self.event,
-            "job": self.job,
-            "families": list(self.families),
-            "lines": list(self.lines),
-            "at": self.timestamp.isoformat(),
-            "title": self.title,
-            "text": self.text,
-        }
-
     @classmethod
     def from_text(cls, text: str) -> Alert:
         """Parse an alert from JSON; raise MalformedJson if it is invalid."""
         with translate_parse_errors("outbox message"):
-            fields = json.loads(text)
-            event = fields["event"]
-            # ``title`` looks the event up later, where an unknown one would be a KeyError.
-            if event not in _EVENT_VERBS:
-                raise ValueError(event)
-            return cls(
-                id=str(fields["id"]),
-                event=event,
-                job=str(fields["job"]),
-                families=tuple(map(str, fields["families"])),
-                lines=tuple(map(str, fields["lines"])),
-                timestamp=parse_moment(fields["at"], warn=False),
-            )
+            return cls.from_json(json.loads(text))
 
 
 def uri_scheme(uri: str) -> str:

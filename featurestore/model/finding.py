@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
+from featurestore.model.records import AS_ARRAY, Codec, codec_of
 from featurestore.model.times import format_duration
 
 FindingKind = Literal[
@@ -135,22 +136,13 @@ class Finding:
 
     def to_json(self) -> list[Any]:
         """Convert to a JSON array, the inverse of ``from_json``."""
-        return [
-            self.kind,
-            self.subject,
-            self.measure,
-            self.value,
-            self.low,
-            self.high,
-            self.out,
-            self.alarm,
-            self.text,
-        ]
+        return cast("list[Any]", _codec().to_json(self))
 
     @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Finding:
-        """Parse the output of ``to_json``."""
-        kind, subject, measure, value, low, high, out, alarm, text = data
-        return cls(
-            kind, str(subject), str(measure), value, low, high, bool(out), bool(alarm), str(text)
-        )
+    def from_json(cls, data: object) -> Finding:
+        """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
+        return cast("Finding", _codec().read(data))
+
+
+def _codec() -> Codec:
+    return codec_of(Annotated[Finding, AS_ARRAY])

@@ -68,8 +68,10 @@ def translate_parse_errors(subject: str) -> Iterator[None]:
     """
     try:
         yield
-    except MalformedJson:
-        raise
+    except MalformedJson as error:
+        if error.path is None:
+            raise
+        raise MalformedJson(f"{subject}: {error}") from error
     # The errors that damaged JSON, numbers, times and ``.npz`` archives cause.
     except (
         ArithmeticError,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property, partial
 from typing import Annotated
 
@@ -34,6 +33,7 @@ from featurestore.model.records import (
     FeatureType,
     Range,
     Record,
+    TimeText,
     Valid,
     Version,
     members,
@@ -75,10 +75,6 @@ MISSING_LABELS = ("error", DROP, WEIGHT_ZERO)
 
 def _is_directory_name(name: str) -> bool:
     return is_relative_path(name) and "/" not in name
-
-
-def _is_time(text: str) -> bool:
-    return not text or datetime.fromisoformat(text) is not None
 
 
 @dataclass(frozen=True)
@@ -239,7 +235,7 @@ class Manifest(Record, format=MANIFEST_FORMAT, subject="The manifest {name!r}"):
     reproducible_reason: str | None
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-    created: Annotated[str, Valid(_is_time, "an ISO 8601 time")] = ""
+    created: TimeText = ""
     run_id: str | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
     statistics: Mapping[str, Annotated[JsonMapping, _STATISTICS]] = field(default_factory=dict)

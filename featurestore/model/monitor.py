@@ -6,18 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated
 
 from featurestore.errors import InvalidJob, did_you_mean
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict, JsonMapping
-from featurestore.model.times import (
-    duration_from_json,
-    duration_to_json,
-    format_duration,
-    parse_duration,
-    parse_moment,
-)
+from featurestore.model.json_object import JsonMapping
+from featurestore.model.records import OMIT_DEFAULT, Codec, Record, Version, codec_of
+from featurestore.model.times import format_duration
 
 AUC, LOG_LOSS = "auc", "log_loss"
 # The fraction of predictions with a known label, monitored with the measures.
@@ -56,8 +51,20 @@ DEFAULT_BASELINE = timedelta(days=56)
 Limits = tuple[float | None, float | None]
 
 
+def _parse_as_of(value: str | int) -> datetime | int:
+    # A number is a Delta version.
+    return codec_of(datetime if isinstance(value, str) else int).read(value)
+
+
+def _write_as_of(value: datetime | int) -> str | int:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+_AS_OF = Codec(_parse_as_of, _write_as_of)
+
+
 @dataclass(frozen=True)
-class Baseline:
+class Baseline(Record):
     """The rows that each window is compared with.
 
     A split of a training dataset, a version of the group, the group ``as_of`` a timestamp or Delta
@@ -68,7 +75,7 @@ class Baseline:
     training_dataset: str | None = None
     split: str | None = None
     version: int | None = None
-    as_of: datetime | int | None = None
+    as_of: Annotated[datetime | int | None, _AS_OF] = None
     last: timedelta | None = None
     same_weekday: bool = False
 
@@ -90,39 +97,9 @@ class Baseline:
             return f"as of {version}{self.as_of}"
         return f"version {self.version}"
 
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        as_of: Any = self.as_of
-        if isinstance(as_of, datetime):
-            as_of = as_of.isoformat()
-        return {
-            "training_dataset": self.training_dataset,
-            "split": self.split,
-            "version": self.version,
-            "as_of": as_of,
-            "last": duration_to_json(self.last),
-            "same_weekday": self.same_weekday,
-        }
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> Baseline:
-        """Parse the output of ``to_json``."""
-        as_of: Any = data["as_of"]
-        # A number is a Delta version.
-        if isinstance(as_of, str):
-            as_of = parse_moment(as_of, argument="as_of", warn=False)
-        return cls(
-            training_dataset=data["training_dataset"],
-            split=data["split"],
-            version=data["version"],
-            as_of=as_of,
-            last=duration_from_json(data["last"]),
-            same_weekday=bool(data["same_weekday"]),
-        )
-
 
 @dataclass(frozen=True)
-class MonitorSpec:
+class MonitorSpec(Record):
     """The monitored properties of a group, and their thresholds.
 
     An alarm requires ``confirm`` consecutive windows out of bounds. ``limits`` are the lower and
@@ -143,7 +120,7 @@ class MonitorSpec:
     metrics: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Limits] = field(default_factory=dict)
     confirm: int = 2
-    model: MonitoredModel | None = None
+    model: Annotated[MonitoredModel | None, OMIT_DEFAULT] = None
 
     __repr__ = display.record_repr
 
@@ -160,59 +137,9 @@ class MonitorSpec:
         others = (self.drift, self.volume, self.metrics, self.commit_freshness, self.model)
         return self.freshness is not None and not any(others)
 
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        features = None
-        if self.features is not None:
-            features = list(self.features)
-        volume = None
-        if self.volume is not None:
-            volume = list(self.volume)
-        data = {
-            "featuregroup": self.featuregroup,
-            "baseline": self.baseline.to_json(),
-            "drift": dict(self.drift),
-            "features": features,
-            "freshness": duration_to_json(self.freshness),
-            "commit_freshness": duration_to_json(self.commit_freshness),
-            "volume": volume,
-            "schema": self.schema,
-            "metrics": dict(self.metrics),
-            "limits": {name: list(pair) for name, pair in self.limits.items()},
-            "confirm": self.confirm,
-        }
-        if self.model is not None:
-            data["model"] = self.model.to_json()
-        return data
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> MonitorSpec:
-        """Parse the output of ``to_json``; raise KeyError, TypeError or ValueError if invalid."""
-        features, volume = data["features"], data["volume"]
-        drift = {str(name): float(value) for name, value in dict(data["drift"]).items()}
-        metrics = {str(name): str(text) for name, text in dict(data["metrics"]).items()}
-        limits = {}
-        for name, (low, high) in dict(data["limits"]).items():
-            limits[str(name)] = (_to_optional_float(low), _to_optional_float(high))
-        model = None
-        if "model" in data:
-            model = MonitoredModel.from_json(data["model"])
-        return check_monitor_spec(
-            cls(
-                featuregroup=str(data["featuregroup"]),
-                baseline=Baseline.from_json(data["baseline"]),
-                drift=drift,
-                features=None if features is None else tuple(map(str, features)),
-                freshness=duration_from_json(data["freshness"]),
-                commit_freshness=duration_from_json(data["commit_freshness"]),
-                volume=None if volume is None else (float(volume[0]), float(volume[1])),
-                schema=bool(data["schema"]),
-                metrics=metrics,
-                limits=limits,
-                confirm=int(data["confirm"]),
-                model=model,
-            )
-        )
+    def check_json(self, data: JsonMapping) -> MonitorSpec:
+        """Refuse invalid thresholds."""
+        return check_monitor_spec(self)
 
 
 def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
@@ -250,7 +177,7 @@ def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
 
 
 @dataclass(frozen=True)
-class MonitoredModel:
+class MonitoredModel(Record):
     """A registered model whose predictions are joined to labels.
 
     If ``version`` is None, predictions of all versions are monitored; if ``label`` is None, the
@@ -260,7 +187,7 @@ class MonitoredModel:
     """
 
     model: str
-    version: int | None
+    version: Version | None
     labels: str
     label: str | None
     prediction: str
@@ -274,37 +201,9 @@ class MonitoredModel:
         """The names of all measures and metrics."""
         return (*self.measures, *self.metrics, LABELLED)
 
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        return {
-            "model": self.model,
-            "version": self.version,
-            "labels": self.labels,
-            "label": self.label,
-            "prediction": self.prediction,
-            "measures": list(self.measures),
-            "metrics": dict(self.metrics),
-            "within": format_duration(self.within),
-            "threshold": self.threshold,
-        }
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> MonitoredModel:
-        """Parse the output of ``to_json``; raise KeyError, TypeError or ValueError if invalid."""
-        version, label = data["version"], data["label"]
-        return check_monitored_model(
-            cls(
-                model=str(data["model"]),
-                version=None if version is None else int(version),
-                labels=str(data["labels"]),
-                label=None if label is None else str(label),
-                prediction=str(data["prediction"]),
-                measures=tuple(map(str, data["measures"])),
-                metrics={str(name): str(text) for name, text in dict(data["metrics"]).items()},
-                within=parse_duration(data["within"]),
-                threshold=float(data["threshold"]),
-            )
-        )
+    def check_json(self, data: JsonMapping) -> MonitoredModel:
+        """Refuse invalid measures and numbers."""
+        return check_monitored_model(self)
 
 
 def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
@@ -329,7 +228,3 @@ def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
     if not isinstance(watched.threshold, int | float) or not math.isfinite(watched.threshold):
         raise InvalidJob(f"threshold={watched.threshold!r} is not a number.", hint="threshold=0.5")
     return watched
-
-
-def _to_optional_float(value: Any) -> float | None:
-    return None if value is None else float(value)

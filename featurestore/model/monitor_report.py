@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 from featurestore.model import display
 from featurestore.model.finding import Finding
-from featurestore.model.json_object import (
-    JsonDict,
-    JsonMapping,
-    check_format,
-    translate_parse_errors,
-)
-from featurestore.model.times import Window, parse_moment
+from featurestore.model.records import AS_ARRAY, INLINE, Record
+from featurestore.model.times import Window
 
 State = Literal["ok", "suspect", "alarm", "learning"]
 
@@ -38,8 +33,14 @@ class BinShares:
     now: tuple[float, ...]
 
 
+_REPORT_KEYS = (
+    "monitor", "featuregroup", "version", "delta_version", "window", "rows", "state", "learning",
+    "notes", "findings",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, repr=False)
-class MonitorReport:
+class MonitorReport(Record, format=REPORT_FORMAT, subject="The monitor report", keys=_REPORT_KEYS):
     """The findings of a monitor in one window, the most severe first.
 
     ``state`` is "alarm"; "suspect" if this window is out of bounds, but not the required number of
@@ -57,9 +58,9 @@ class MonitorReport:
     featuregroup: str
     version: int
     delta_version: int
-    window: Window
+    window: Annotated[Window, INLINE]
     rows: int
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Annotated[Finding, AS_ARRAY], ...] = ()
     learning: bool = False
     notes: tuple[str, ...] = ()
     shares: tuple[BinShares, ...] = field(default=(), compare=False)
@@ -142,42 +143,6 @@ class MonitorReport:
             for finding in self.findings
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
-
-    def to_json(self) -> JsonDict:
-        """Convert to a JSON object, the inverse of ``from_json``."""
-        return {
-            "format": REPORT_FORMAT,
-            "monitor": self.monitor,
-            "featuregroup": self.featuregroup,
-            "version": self.version,
-            "delta_version": self.delta_version,
-            "start": self.window.start.isoformat(),
-            "end": self.window.end.isoformat(),
-            "rows": self.rows,
-            "state": self.state,
-            "learning": self.learning,
-            "notes": list(self.notes),
-            "findings": [finding.to_json() for finding in self.findings],
-        }
-
-    @classmethod
-    def from_json(cls, data: JsonMapping) -> MonitorReport:
-        """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
-        with translate_parse_errors("monitor report"):
-            check_format(data.get("format"), REPORT_FORMAT, subject="The monitor report")
-            start = parse_moment(data["start"], warn=False)
-            end = parse_moment(data["end"], warn=False)
-            return cls(
-                monitor=str(data["monitor"]),
-                featuregroup=str(data["featuregroup"]),
-                version=int(data["version"]),
-                delta_version=int(data["delta_version"]),
-                window=Window(start, end),
-                rows=int(data["rows"]),
-                findings=tuple(map(Finding.from_json, data["findings"])),
-                learning=bool(data["learning"]),
-                notes=tuple(map(str, data["notes"])),
-            )
 
 
 def sort_by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict
 from featurestore.model.names import check_name, parse_credentials
+from featurestore.model.records import Record
 from featurestore.model.source import check_uri
 
 # The online store of a local store, which is not registered.
@@ -21,7 +21,7 @@ _HINT = "redis://localhost:6379/0"
 
 
 @dataclass(frozen=True)
-class OnlineStoreSpec:
+class OnlineStoreSpec(Record, closed=True):
     """The registration of an online store.
 
     ``kind`` is the name of an entry point of ``featurestore.online_stores``. ``secret`` is a
@@ -38,20 +38,13 @@ class OnlineStoreSpec:
 
     __repr__ = display.record_repr
 
-    def to_json(self) -> JsonDict:
-        """Convert the registration to a JSON object, the inverse of ``from_text``."""
-        return dict(vars(self))
-
     @classmethod
     def from_text(cls, text: str) -> OnlineStoreSpec:
         """Parse a registration from JSON text; raise ValueError if it is invalid."""
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError("not a JSON object")
-        spec = cls(**data)
+        spec = cls.from_json(json.loads(text))
         check_name(spec.name, noun="online store")
-        if spec.kind != online_kind(check_uri(spec.uri)) or not isinstance(spec.created, int):
-            raise ValueError("kind or created is invalid")
+        if spec.kind != online_kind(check_uri(spec.uri)):
+            raise ValueError("kind is invalid")
         if spec.secret is not None:
             parse_credentials(spec.secret)
         return spec

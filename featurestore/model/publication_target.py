@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from featurestore.errors import InvalidJob, InvalidReference
 from featurestore.model.arguments import as_tuple
-from featurestore.model.json_object import JsonObject
 from featurestore.model.names import check_name, parse_group_reference
+from featurestore.model.records import Record
 
 
 @dataclass(frozen=True)
-class PublicationTarget:
+class PublicationTarget(Record):
     """A view to publish, None for its latest version, and None for the embedded online store."""
 
     view: str
@@ -44,23 +43,9 @@ class PublicationTarget:
         name = self.view if self.version is None else f"{self.view}@v{self.version}"
         return name if self.online is None else f"{name} to {self.online}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the target as a JSON object, the inverse of ``from_json``."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, data: Any) -> PublicationTarget:
-        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
-        fields = JsonObject.from_value(data)
-        return cls(
-            view=fields.text("view"),
-            version=fields.optional_number("version"),
-            online=fields.optional_text("online"),
-        )
-
 
 @dataclass(frozen=True)
-class CatalogTarget:
+class CatalogTarget(Record):
     """The tables of a catalog that a job keeps in sync with feature groups.
 
     Attributes:
@@ -72,20 +57,6 @@ class CatalogTarget:
     source: str
     schema: str
     featuregroups: tuple[str, ...] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the target as a JSON object, the inverse of ``from_json``."""
-        references = None if self.featuregroups is None else list(self.featuregroups)
-        return {**vars(self), "featuregroups": references}
-
-    @classmethod
-    def from_json(cls, data: Any) -> CatalogTarget:
-        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
-        fields = JsonObject.from_value(data)
-        references = None
-        if fields.get("featuregroups") is not None:
-            references = fields.texts("featuregroups")
-        return cls(fields.text("source"), fields.text("schema"), references)
 
 
 def parse_targets(

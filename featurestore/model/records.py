@@ -43,7 +43,8 @@ For a field also (not for an element of an array):
 All other fields must be present, also those that may be null. The class options:
 
 - ``format=2``: the format, written first as ``format``; a newer one raises FormatTooNew, with the
-  text ``subject="The run {id!r}"``, in which names of the JSON are replaced;
+  text ``subject="The run {id!r}"``, in which names of the JSON are replaced; an older one than
+  ``oldest_format=2`` is refused;
 - ``keys=("name", "ok", ...)``: the attributes that are stored, in the order of the JSON, instead of
   all fields in order. A property is written and not read;
 - ``closed=True``: unknown names in the JSON are refused. By default, they are ignored.
@@ -113,6 +114,7 @@ __all__ = [
     "Key",
     "Range",
     "Record",
+    "TimeText",
     "Valid",
     "Version",
     "codec_of",
@@ -172,9 +174,14 @@ def _is_feature_type(data: Any) -> bool:
     return True
 
 
-# A version of an object, and a feature type as JSON.
+def _is_time(text: str) -> bool:
+    return not text or datetime.fromisoformat(text) is not None
+
+
+# A version of an object, a feature type as JSON, and a time, or "" if it is unknown.
 Version = Annotated[int, Range(minimum=1)]
 FeatureType = Annotated[Any, Valid(_is_feature_type, "a feature type")]
+TimeText = Annotated[str, Valid(_is_time, "an ISO 8601 time")]
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,7 @@ class _Layout:
     subject: str = ""
     keys: tuple[str, ...] = ()
     closed: bool = False
+    oldest_format: int = 1
 
 
 class Record:
@@ -199,9 +207,10 @@ class Record:
         subject: str = "",
         keys: Sequence[str] = (),
         closed: bool = False,
+        oldest_format: int = 1,
     ) -> None:
         super().__init_subclass__()
-        cls._json_layout = _Layout(format, subject, tuple(keys), closed)
+        cls._json_layout = _Layout(format, subject, tuple(keys), closed, oldest_format)
 
     def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
@@ -449,7 +458,7 @@ def _check_object(data: Any, layout: _Layout, names: set[str]) -> Mapping[str, A
     if not isinstance(data, Mapping):
         raise wrong_value_error(data, "an object")
     if layout.format is not None:
-        number = JsonObject(data).number("format", minimum=1)
+        number = JsonObject(data).number("format", minimum=layout.oldest_format)
         if number > layout.format:
             subject = layout.subject.format_map(defaultdict(lambda: None, data))
             check_format(number, layout.format, subject=subject)

@@ -10,18 +10,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from featurestore.errors import RunNotFound
 from featurestore.model.json_object import (
     CHECKSUM,
     LINE_CHECKSUM_LENGTH,
-    JsonDict,
     JsonMapping,
     JsonObject,
     MalformedJson,
-    check_format,
-    parse_object,
     seal,
     seal_line,
     translate_parse_errors,
@@ -29,10 +27,10 @@ from featurestore.model.json_object import (
     unseal_line,
 )
 from featurestore.model.names import check_name
+from featurestore.model.records import Checked, Record, TimeText, Version
 from featurestore.model.times import utc_now
 
 FORMAT = 2
-_FORMAT_WITHOUT_CHECKSUMS = 1
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 
@@ -40,31 +38,33 @@ State = Literal["running", "finished", "failed", "stopped", "interrupted"]
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{3,63}")
 # The end of a complete line, which a line truncated by a killed process does not contain.
 _LINE_END = re.compile(rf'"{CHECKSUM}": "[0-9a-f]{{{LINE_CHECKSUM_LENGTH}}}"}}')
-_UNSEALED_KEYS = {"step", "time", "metrics"}  # of lines written before format 2
+
+
+def check_run_id(run_id: object) -> str:
+    """Return a valid run ID.
+
+    >>> check_run_id("20130101-063000-1f2e3d")
+    '20130101-063000-1f2e3d'
+    """
+    if isinstance(run_id, str) and _ID.fullmatch(run_id):
+        return run_id
+    raise RunNotFound(
+        f"{run_id!r} is not a valid run ID.", hint="experiments.get_runs() lists the runs"
+    )
 
 
 @dataclass(frozen=True)
-class RunDataset:
+class RunDataset(Record):
     """The training dataset of a run, identified by its content hash."""
 
-    name: str
-    version: int
+    name: Annotated[str, Checked(partial(check_name, noun="training dataset"))]
+    version: Version
     manifest: str
     path: str
 
-    @classmethod
-    def from_json(cls, data: JsonObject) -> RunDataset:
-        """Parse the output of ``vars``."""
-        return cls(
-            check_name(data.text("name"), noun="training dataset"),
-            data.number("version", minimum=1),
-            data.text("manifest"),
-            data.text("path"),
-        )
-
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Record, format=FORMAT, oldest_format=FORMAT, subject="The run {id!r}"):
     """The record of one run.
 
     ``kind`` is the name of the call that started the run; ``parent`` and ``number`` identify a
@@ -74,15 +74,15 @@ class RunRecord:
     metrics file and the artifacts of a run that has ended, by path relative to the run directory.
     """
 
-    id: str
-    name: str
+    id: Annotated[str, Checked(check_run_id)]
+    name: Annotated[str, Checked(partial(check_name, noun="experiment"))]
     kind: str
     state: State
-    created: str
+    created: TimeText
     params: JsonMapping = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     dataset: RunDataset | None = None
-    parent: str | None = None
+    parent: Annotated[str | None, Checked(check_run_id)] = None
     number: int | None = None
     seed: int = 0
     settings: JsonMapping = field(default_factory=dict)
@@ -90,8 +90,8 @@ class RunRecord:
     environment: JsonMapping = field(default_factory=dict)
     attempts: tuple[JsonMapping, ...] = ()
     readers: tuple[JsonMapping, ...] = ()
-    started: str | None = None
-    ended: str | None = None
+    started: TimeText | None = None
+    ended: TimeText | None = None
     reason: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -119,13 +119,6 @@ class RunRecord:
         """Return the record with a further attempt."""
         return replace(self, attempts=(*self.attempts, attempt))
 
-    def to_json(self) -> JsonDict:
-        """Return the JSON object in ``run.json``."""
-        data = {"format": FORMAT, **vars(self)}
-        data["dataset"] = None if self.dataset is None else vars(self.dataset)
-        data["attempts"], data["readers"] = list(self.attempts), list(self.readers)
-        return data
-
     def to_bytes(self) -> bytes:
         """Return the contents of ``run.json``, with a checksum."""
         return seal(self.to_json())
@@ -138,87 +131,8 @@ class RunRecord:
             MalformedJson: The contents differ from what was written.
         """
         with translate_parse_errors("run.json"):
-            data = parse_object(content)
-            # Records of the first format have no checksum to verify.
-            if data.get("format") != _FORMAT_WITHOUT_CHECKSUMS:
-                data = unseal(content)
+            data = unseal(content)
         return cls.from_json(data)
-
-    @classmethod
-    def from_json(cls, value: object) -> RunRecord:
-        """Parse the JSON object of a run.
-
-        Raises:
-            MalformedJson: Names the value that is missing or has a wrong type.
-        """
-        with translate_parse_errors("run.json"):
-            data = JsonObject.from_value(value)
-            check_format(
-                data.number("format", minimum=1), FORMAT, subject=f"The run {data.get('id')!r}"
-            )
-            state = data.text("state")
-            if state not in get_args(State):
-                raise data.wrong_type_error("state", f"one of {', '.join(get_args(State))}")
-            times = {name: data.optional_text(name) for name in ("created", "started", "ended")}
-            # Only a check: the record contains the times as strings.
-            for time in filter(None, times.values()):
-                datetime.fromisoformat(time)
-            return cls(
-                id=check_run_id(data.text("id")),
-                name=check_name(data.text("name"), noun="experiment"),
-                kind=data.text("kind"),
-                state=state,  # type: ignore[arg-type]
-                created=data.text("created"),
-                params=dict(data.object("params").data),
-                metrics=data.object("metrics").read_values(JsonObject.real),
-                dataset=_parse_dataset(data),
-                parent=_parse_parent(data),
-                number=None if data.get("number") is None else data.number("number"),
-                seed=data.number("seed"),
-                settings=dict(data.object("settings").data),
-                code=dict(data.object("code").data),
-                environment=dict(data.object("environment").data),
-                attempts=_parse_objects(data, "attempts"),
-                readers=_parse_objects(data, "readers"),
-                started=times["started"],
-                ended=times["ended"],
-                reason=data.optional_text("reason"),
-                files=_parse_files(data),
-            )
-
-
-def _parse_dataset(data: JsonObject) -> RunDataset | None:
-    if data.get("dataset") is None:
-        return None
-    return RunDataset.from_json(data.object("dataset"))
-
-
-def _parse_files(data: JsonObject) -> Mapping[str, str]:
-    if "files" not in data:  # written before format 2
-        return {}
-    return data.object("files").read_values(JsonObject.text)
-
-
-def _parse_objects(data: JsonObject, name: str) -> tuple[JsonMapping, ...]:
-    return tuple(item.data for item in data.objects(name))
-
-
-def _parse_parent(data: JsonObject) -> str | None:
-    parent = data.optional_text("parent")
-    return None if parent is None else check_run_id(parent)
-
-
-def check_run_id(run_id: object) -> str:
-    """Return a valid run ID.
-
-    >>> check_run_id("20130101-063000-1f2e3d")
-    '20130101-063000-1f2e3d'
-    """
-    if isinstance(run_id, str) and _ID.fullmatch(run_id):
-        return run_id
-    raise RunNotFound(
-        f"{run_id!r} is not a valid run ID.", hint="experiments.get_runs() lists the runs"
-    )
 
 
 @dataclass(frozen=True)
@@ -252,13 +166,13 @@ def parse_metrics(text: str) -> list[MetricValue]:
     r"""Parse ``metrics.jsonl``; return the last value of each metric and step, ordered by step.
 
     A killed worker may leave a truncated line at the end of the file, or before the first line of
-    the next attempt. Truncated lines are ignored. Lines without checksums are from earlier
-    releases.
+    the next attempt. Truncated lines are ignored.
 
     Raises:
         MalformedJson: Names a line that differs from what was written.
 
-    >>> parse_metrics('{"step": 1, "metrics": {"loss": 0.5}}\n{"step": 2, "met')
+    >>> line = format_metrics_line(1, {"loss": 0.5}, time=1.7e9, begins=True)
+    >>> parse_metrics(line + '{"step": 2, "met')
     [MetricValue(name='loss', step=1, value=0.5)]
     """
     values: dict[tuple[str, int], MetricValue] = {}
@@ -292,10 +206,6 @@ def parse_metrics(text: str) -> list[MetricValue]:
 def _parse_line(line: str, number: int) -> JsonObject | None:
     """Return the JSON object of a line, or None for a truncated or damaged line."""
     try:
-        data = parse_object(line.encode("utf-8", errors="surrogatepass"))
-        # Lines of the first format have no checksum to verify.
-        if not data.keys() <= _UNSEALED_KEYS:
-            data = unseal_line(line)
-        return JsonObject.from_value(data, f"line {number}")
+        return JsonObject.from_value(unseal_line(line), f"line {number}")
     except MalformedJson:
         return None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
-from typing import Any, overload
+from functools import partial
+from typing import Annotated, Any, overload
 from urllib.parse import parse_qsl, urlsplit
 
 from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
 from featurestore.model.arguments import with_suggestions
-from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.names import RENAME, check_name, check_rename, parse_credentials
+from featurestore.model.records import OMIT_DEFAULT, Checked, Codec, Record
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
 # Access key IDs are user names, not secrets.
@@ -29,7 +30,7 @@ _SQLITE_CATALOG = "iceberg+sqlite:///"
 
 
 @dataclass(frozen=True)
-class SourceSpec:
+class SourceSpec(Record, closed=True):
     """The registration of a source.
 
     ``kind`` is the name of an entry point of ``featurestore.sources``. ``secret`` is a reference to
@@ -48,42 +49,15 @@ class SourceSpec:
 
     __repr__ = display.record_repr
 
-    def to_json(self) -> JsonDict:
-        """Convert the registration to a JSON object, the inverse of ``from_text``."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "uri": self.uri,
-            "secret": self.secret,
-            "options": dict(self.options),
-            "description": self.description,
-            "created": self.created,
-        }
-
     @classmethod
     def from_text(cls, text: str) -> SourceSpec:
         """Parse a registration from JSON text; raise ValueError if it is invalid."""
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError("not a JSON object")
-        spec = cls(**data)
-        for names, kinds in _TYPES.items():
-            for name in names.split():
-                if not isinstance(getattr(spec, name), kinds):
-                    raise ValueError(f"{name} has type {type(getattr(spec, name)).__name__}")
+        spec = cls.from_json(json.loads(text))
         if spec.secret is not None:
             parse_credentials(spec.secret)
         check_uri(spec.uri)
         check_name(spec.name, noun="source")
         return spec
-
-
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "name kind uri description": str,
-    "secret": (str, NoneType),
-    "options": dict,
-    "created": int,
-}
 
 
 def source_kind(uri: str) -> str:
@@ -163,35 +137,20 @@ def is_secret_option(word: str) -> bool:
 
 
 @dataclass(frozen=True)
-class SourceInput:
+class SourceInput(Record, closed=True):
     """A registered source as a job input: a table, a query or files.
 
     ``time`` is the column for window filters; if None, every window reads all rows.
     """
 
-    source: str
+    source: Annotated[str, Checked(partial(check_name, noun="source"))]
     table: str | None = None
     sql: str | None = None
     path: str | None = None
     time: str | None = None
-    rename: str | None = None
+    rename: Annotated[str | None, OMIT_DEFAULT] = None
 
     __repr__ = display.record_repr
-
-    def to_json(self) -> JsonDict:
-        """Convert the input to a JSON object, the inverse of ``from_json``."""
-        # Few inputs are renamed.
-        return {name: value for name, value in vars(self).items() if name != "rename" or value}
-
-    @classmethod
-    def from_json(cls, data: Any) -> SourceInput:
-        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
-        source_input = cls(**dict(data))
-        for value in vars(source_input).values():
-            if not isinstance(value, str | None):
-                raise ValueError(f"{value!r} is not a string")
-        check_name(source_input.source, noun="source")
-        return source_input
 
 
 @with_suggestions
@@ -231,8 +190,17 @@ def source(
     return SourceInput(name, table, sql, path, time, check_rename(rename))
 
 
+def _strip_prefix(text: str) -> str:
+    return text.removeprefix("source:")
+
+
+_READ_KEYS = (
+    "source", "kind", "query", "snapshot", "rows", "input", "high_water_mark", "quarantined",
+)  # fmt: skip
+
+
 @dataclass
-class SourceRead:
+class SourceRead(Record, keys=_READ_KEYS):
     """The record of a source read, which is updated while rows arrive.
 
     ``query`` is the SHA-256 of the query, ``snapshot`` the transaction, version or fingerprint that
@@ -241,34 +209,17 @@ class SourceRead:
     ``bad_rows`` are examples.
     """
 
-    source: str
+    source: Annotated[str, Codec(_strip_prefix, "source:{}".format)]
     kind: str
     query: str
     snapshot: str | None = None
     rows: int = 0
-    high_water_mark: str | None = None
-    input: str | None = None
-    quarantined: int = 0
+    high_water_mark: Annotated[str | None, OMIT_DEFAULT] = None
+    input: Annotated[str | None, OMIT_DEFAULT] = None
+    quarantined: Annotated[int, OMIT_DEFAULT] = 0
     bad_rows: tuple[Any, ...] = ()
 
     __repr__ = display.record_repr
-
-    def to_json(self) -> JsonDict:
-        """Return the JSON object of the read, for commits and lineage."""
-        data: JsonDict = {
-            "source": f"source:{self.source}",
-            "kind": self.kind,
-            "query": self.query,
-            "snapshot": self.snapshot,
-            "rows": self.rows,
-        }
-        if self.input is not None:
-            data["input"] = self.input
-        if self.high_water_mark is not None:
-            data["high_water_mark"] = self.high_water_mark
-        if self.quarantined:
-            data["quarantined"] = self.quarantined
-        return data
 
 
 class SourceReads(Sequence[SourceRead]):
@@ -303,8 +254,14 @@ class SourceTable:
     __repr__ = display.record_repr
 
 
+_REPORT_KEYS = (
+    "name", "kind", "ok", "server", "tables", "sampled", "sample", "dialect", "columns", "unread",
+    "problems",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
-class SourceReport:
+class SourceReport(Record, keys=_REPORT_KEYS):
     """The result of a source check.
 
     ``server`` is the name and version of the server, or None if it did not respond. ``sample`` has
@@ -330,22 +287,6 @@ class SourceReport:
     def ok(self) -> bool:
         """Whether the check found no problems."""
         return not self.problems
-
-    def to_json(self) -> JsonDict:
-        """Return the report as a JSON object."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "ok": self.ok,
-            "server": self.server,
-            "tables": [vars(table) for table in self.tables],
-            "sampled": self.sampled,
-            "sample": list(map(dict, self.sample)),
-            "dialect": dict(self.dialect),
-            "columns": dict(self.columns),
-            "unread": list(self.unread),
-            "problems": list(self.problems),
-        }
 
 
 # -- options --------------------------------------------------------------------------------

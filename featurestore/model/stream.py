@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
-from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, did_you_mean, listing
 from featurestore.model import display
-from featurestore.model.json_object import JsonDict
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.names import check_name
-from featurestore.model.times import format_duration, parse_duration
+from featurestore.model.records import Record
 
 ValueFormat = Literal["json", "avro", "protobuf", "json_schema", "raw", "debezium"]
 BadRecords = Literal["quarantine", "fail", "skip"]
@@ -43,7 +42,7 @@ RECORD_FIELDS: Mapping[str, pa.DataType] = {
 
 
 @dataclass(frozen=True)
-class StreamSpec:
+class StreamSpec(Record, closed=True):
     """The registered input of a stream job.
 
     ``schema`` contains the value columns, ``fields`` the columns of record metadata (column: one of
@@ -100,21 +99,9 @@ class StreamSpec:
         # version is not greater than the last one of its application.
         return name if self.generation == 1 else f"{name}#{self.generation}"
 
-    def to_json(self) -> JsonDict:
-        """Convert the specification to a JSON object, the inverse of ``from_json``."""
-        data = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
-        data["renames"] = dict(self.renames)
-        return {**data, "trigger": format_duration(self.trigger)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> StreamSpec:
-        """Parse the output of ``to_json``; raise ValueError, KeyError or TypeError if invalid."""
-        fields = {str(name): str(value) for name, value in dict(data["fields"]).items()}
-        schema = schema_from_json(data["schema"])
-        trigger = parse_duration(data["trigger"])
-        renames = {str(name): str(value) for name, value in dict(data["renames"]).items()}
-        values = {"schema": schema, "fields": fields, "trigger": trigger, "renames": renames}
-        return check_stream(cls(**{**data, **values}))
+    def check_json(self, data: JsonMapping) -> StreamSpec:
+        """Refuse invalid options."""
+        return check_stream(self)
 
 
 def check_stream(spec: StreamSpec) -> StreamSpec:

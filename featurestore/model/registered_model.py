@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 
@@ -12,15 +13,16 @@ from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import FeatureStoreError, FormatTooNew, ModelDamaged
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import (
+    JsonDict,
     JsonMapping,
     JsonObject,
     MalformedJson,
-    check_format,
     seal,
     unseal,
 )
 from featurestore.model.names import check_name
 from featurestore.model.paths import MODELS, is_relative_path
+from featurestore.model.records import Checked, FeatureType, Record, Valid, Version, members
 from featurestore.model.run_record import check_run_id
 
 DESCRIBED_FILE = "described.json"
@@ -49,17 +51,28 @@ Method = Literal["predict", "predict_proba", "decision_function"]
 Stage = Literal["development", "staging", "production", "archived"]
 
 
+# A model may come from another store: its paths must not lead outside of its directory.
+FilePath = Annotated[str, Valid(is_relative_path, "a path below the model")]
+_DATASET = members(
+    {
+        "name": Annotated[str, Checked(partial(check_name, noun="training dataset"))],
+        "version": Version,
+        "manifest": str,
+    }
+)
+
+
 @dataclass(frozen=True)
 class ModelFile:
     """A model file: its path relative to the model directory, size, and SHA-256."""
 
-    path: str
+    path: FilePath
     bytes: int
     sha256: str
 
 
 @dataclass(frozen=True)
-class ColumnDtype:
+class ColumnDtype(Record):
     """The dtype of a DataFrame column, by the name that pandas or polars gives it.
 
     Attributes:
@@ -75,20 +88,6 @@ class ColumnDtype:
     ordered: bool = False
     items: str | None = None
     from_arrays: bool = False
-
-    @classmethod
-    def from_json(cls, data: JsonObject) -> ColumnDtype:
-        """Parse the output of ``vars``."""
-        categories = None
-        if data.get("categories") is not None:
-            categories = tuple(data.array("categories"))
-        return cls(
-            data.text("name"),
-            categories,
-            data.flag("ordered"),
-            data.optional_text("items"),
-            data.flag("from_arrays"),
-        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class ModelInput:
     """
 
     name: str
-    type: Any
+    type: FeatureType
     narrow: bool = False
     nulls: NullForm = "error"
     fill: Any = None
@@ -123,11 +122,11 @@ class ModelOutput:
     """A prediction column; ``type`` is the feature type as JSON."""
 
     name: str
-    type: Any
+    type: FeatureType
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Record, format=FORMAT, subject="The model {name!r}"):
     """The contents of ``model.json``, one model version.
 
     ``artifact`` is the file or folder that is loaded with ``flavor``. ``features`` is the retrieval
@@ -137,12 +136,12 @@ class ModelSpec:
     transformations file in the same directory.
     """
 
-    name: str
-    version: int
+    name: Annotated[str, Checked(partial(check_name, noun="model"))]
+    version: Version
     flavor: Flavor
-    artifact: str
+    artifact: FilePath
     files: tuple[ModelFile, ...]
-    dataset: JsonMapping
+    dataset: Annotated[JsonMapping, _DATASET]
     features: FeatureViewSpec
     inputs: tuple[ModelInput, ...]
     outputs: tuple[ModelOutput, ...]
@@ -151,7 +150,7 @@ class ModelSpec:
     method: Method = "predict"
     transformations: str | None = None
     experiment: str | None = None
-    run: str | None = None
+    run: Annotated[str | None, Checked(check_run_id)] = None
     created: str = ""
     libraries: Mapping[str, str] = field(default_factory=dict)
 
@@ -174,10 +173,21 @@ class ModelSpec:
 
     def to_bytes(self) -> bytes:
         """Return the contents of the model file."""
-        data = {**asdict(self), "format": FORMAT, "features": self.features.to_json()}
-        for name in ("files", "inputs", "outputs", "label"):
-            data[name] = list(data[name])
-        return seal(data)
+        return seal(self.to_json())
+
+    def to_json(self) -> JsonDict:
+        """Convert to a JSON object with the format at its end, the inverse of ``from_json``."""
+        data = super().to_json()
+        return {**data, "format": data.pop("format")}
+
+    @classmethod
+    def from_json(cls, data: object) -> ModelSpec:
+        """Parse the output of ``to_json``, and objects of earlier releases."""
+        model = JsonObject.from_value(data)
+        if model.number("format", minimum=1) == _FORMAT_WITHOUT_NULL_FORMS:
+            inputs = list(map(_add_null_form, model.objects("inputs")))
+            return super().from_json({**model.data, "inputs": inputs})
+        return super().from_json(model)
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> ModelSpec:
@@ -188,7 +198,7 @@ class ModelSpec:
             FormatTooNew: A newer release wrote the file.
         """
         try:
-            return _parse_spec(JsonObject.from_value(unseal(content)))
+            return cls.from_json(unseal(content))
         except FormatTooNew:
             raise
         # FeatureStoreError: names and run IDs in the file are checked like arguments.
@@ -216,93 +226,18 @@ def _left_columns(join_key: Any) -> list[str]:
     return columns
 
 
-def _parse_spec(data: JsonObject) -> ModelSpec:
-    """Parse the contents of the model file."""
-    format_number = data.number("format", minimum=1)
-    check_format(format_number, FORMAT, subject=f"The model {data.get('name')!r}")
-    dataset = data.object("dataset")
-    check_name(dataset.text("name"), noun="training dataset")
-    dataset.number("version", minimum=1)
-    dataset.text("manifest")
-    run = data.optional_text("run")
-    return ModelSpec(
-        name=check_name(data.text("name"), noun="model"),
-        version=data.number("version", minimum=1),
-        flavor=_parse_choice(data, "flavor", Flavor),
-        artifact=_parse_path(data, "artifact"),
-        files=tuple(
-            ModelFile(_parse_path(file, "path"), file.number("bytes"), file.text("sha256"))
-            for file in data.objects("files")
-        ),
-        dataset=dataset.data,
-        features=FeatureViewSpec.from_json(data.get("features")),
-        inputs=tuple(
-            _parse_input(model_input, format_number=format_number)
-            for model_input in data.objects("inputs")
-        ),
-        outputs=tuple(
-            ModelOutput(output.text("name"), _parse_type(output))
-            for output in data.objects("outputs")
-        ),
-        label=data.texts("label"),
-        arrays=_parse_choice(data, "arrays", Arrays),
-        method=_parse_choice(data, "method", Method),
-        transformations=data.optional_text("transformations"),
-        experiment=data.optional_text("experiment"),
-        run=None if run is None else check_run_id(run),
-        created=data.text("created"),
-        libraries=data.object("libraries").read_values(JsonObject.text),
-    )
-
-
-def _parse_choice(data: JsonObject, name: str, allowed: Any) -> Any:
-    value = data.text(name)
-    if value not in get_args(allowed):
-        raise data.wrong_type_error(name, f"one of {', '.join(get_args(allowed))}")
-    return value
-
-
-def _parse_path(data: JsonObject, name: str) -> str:
-    path = data.text(name)
-    # A model may come from another store: its paths must not lead outside of its directory.
-    if not is_relative_path(path):
-        raise data.wrong_type_error(name, "a path below the model")
-    return path
-
-
-def _parse_type(data: JsonObject) -> Any:
-    dtype = data.get("type")
-    try:
-        type_from_json(dtype)
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise data.wrong_type_error("type", "a feature type") from error
-    return dtype
-
-
-def _parse_input(data: JsonObject, *, format_number: int) -> ModelInput:
-    fill, dtype = data.get("fill"), None
-    if format_number == _FORMAT_WITHOUT_NULL_FORMS:
-        nulls: NullForm = "error" if fill is None else "fill"
-        if data.flag("masked"):
-            nulls = "mask"
-    else:
-        nulls = _parse_choice(data, "nulls", NullForm)
-        if data.get("dtype") is not None:
-            dtype = ColumnDtype.from_json(data.object("dtype"))
-    return ModelInput(data.text("name"), _parse_type(data), data.flag("narrow"), nulls, fill, dtype)
+def _add_null_form(data: JsonObject) -> JsonDict:
+    """Return the JSON of an input of the first format with the fields of later ones."""
+    nulls: NullForm = "error" if data.get("fill") is None else "fill"
+    if data.flag("masked"):
+        nulls = "mask"
+    return {**data.data, "nulls": nulls, "dtype": None}
 
 
 @dataclass(frozen=True)
-class ModelAnnotations:
+class ModelAnnotations(Record):
     """Editable annotations of a model version."""
 
     stage: Stage = "development"
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, value: object) -> ModelAnnotations:
-        """Parse the output of ``vars``; raise MalformedJson if it is invalid."""
-        data = JsonObject.from_value(value)
-        tags = data.object("tags").read_values(JsonObject.text)
-        return cls(_parse_choice(data, "stage", Stage), data.text("description"), tags)

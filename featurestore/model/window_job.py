@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Annotated
 
 from featurestore.errors import InvalidJob
 from featurestore.model.job import WindowWork
-from featurestore.model.json_object import JsonObject, MalformedJson, translate_parse_errors
+from featurestore.model.json_object import MalformedJson, translate_parse_errors
 from featurestore.model.names import FeatureReference
+from featurestore.model.records import MICROSECONDS, Key, Record, Valid
 from featurestore.model.times import Window, to_micros
 from featurestore.model.window_features import (
+    WINDOW,
     WindowFeature,
     WindowLineage,
-    micros,
-    window_from_json,
-    window_to_json,
 )
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -27,26 +27,21 @@ _PRESENT = "__fs_present"
 
 
 @dataclass(frozen=True)
-class WindowJob:
+class WindowJob(Record):
     """The aggregates of a window job.
 
     The job writes rows for the end of each schedule window and for every ``every`` interval before
     it within the window. ``keep_empty`` retains keys without rows in any window.
     """
 
-    windows: tuple[WindowFeature, ...]
-    every: timedelta
+    windows: tuple[Annotated[WindowFeature, WINDOW], ...]
+    every: Annotated[timedelta, MICROSECONDS, Valid(bool, "positive"), Key("every_us")]
     keep_empty: bool
 
     @property
     def code(self) -> str:
         """The code string of the job definition, which ``from_work`` parses."""
-        data = {
-            "windows": list(map(window_to_json, self.windows)),
-            "every_us": micros(self.every),
-            "keep_empty": self.keep_empty,
-        }
-        return json.dumps(data, indent=1)
+        return json.dumps(self.to_json(), indent=1)
 
     @classmethod
     def from_work(cls, work: WindowWork) -> WindowJob:
@@ -57,10 +52,7 @@ class WindowJob:
         """
         try:
             with translate_parse_errors("the aggregates"):
-                data = JsonObject.from_value(json.loads(work.code))
-                windows = tuple(map(window_from_json, data.objects("windows")))
-                every = timedelta(microseconds=data.number("every_us", minimum=1))
-                return cls(windows, every, data.flag("keep_empty"))
+                return cls.from_json(json.loads(work.code))
         except (MalformedJson, RecursionError) as error:
             raise InvalidJob(
                 f"The stored definition of job {work.options.job!r} cannot be read: {error}.",

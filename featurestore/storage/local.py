@@ -1,4 +1,4 @@
-"""Local files: atomic writes, synced directories, and removal that does not follow links."""
+"""Local files: atomic writes and synced directories."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import errno
 import io
 import os
 import shutil
-import stat
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.model.threads import independent_tasks
@@ -22,6 +20,7 @@ from featurestore.storage.base import Storage
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
 from featurestore.storage.protection import check_links
+from featurestore.storage.removal import OPENS_DIRECTORIES, remove_below
 
 _CHUNK_BYTES = 1 << 20
 # Disks serve several requests concurrently; more threads than this do not help.
@@ -29,9 +28,6 @@ _SYNC_THREADS = 8
 _TEMPORARY = ".tmp"
 # Number of new bytes in a growing file after which the kernel is made to write them.
 _WRITEBACK_BYTES = 4 << 20
-
-# False on Windows. Its file system journals the entries of directories, which cannot be synced.
-_OPENS_DIRECTORIES = hasattr(os, "O_DIRECTORY")
 
 
 class LocalStorage(Storage):
@@ -253,31 +249,7 @@ class LocalStorage(Storage):
         return datetime.now(UTC)
 
     def _remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
-        # Every directory is opened relative to its parent. A link that another process creates in
-        # the meantime cannot redirect the removal.
-        with ExitStack() as handles:
-            try:
-                if not _OPENS_DIRECTORIES:
-                    return remove_by_path(below, names)
-                parent = _open_directory(below, None, handles)
-                for name in names[:-1]:
-                    parent = _open_directory(name, parent, handles)
-                status = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    _remove_tree(names[-1], parent)
-                else:
-                    os.unlink(names[-1], dir_fd=parent)
-            except FileNotFoundError:
-                return False
-            except OSError as error:
-                reason = error.strerror or str(error)
-                if error.filename is not None:
-                    reason = f"{error.strerror} ({error.filename})"
-                raise StorageError(
-                    f"Cannot remove {path!r}: {reason}.",
-                    hint="check permissions, and that no directory of the store is a symbolic link",
-                ) from error
-        return True
+        return remove_below(path, names, below=below)
 
     def remove_file(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -356,29 +328,13 @@ class _EarlyWriteback:
             )
 
 
-def remove_by_path(below: str, names: Sequence[str]) -> bool:
-    """Remove a path where directories cannot be opened; refuse links between it and ``below``."""
-    is_junction = getattr(os.path, "isjunction", os.path.islink)  # since Python 3.12
-    parent = below
-    for name in names[:-1]:
-        parent = os.path.join(parent, name)
-        if os.path.islink(parent) or is_junction(parent):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), parent)
-    path = os.path.join(parent, names[-1])
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
-    return True
-
-
 def sync_path(path: str) -> None:
     """Sync a file or a directory to disk."""
-    if not _OPENS_DIRECTORIES and os.path.isdir(path):
+    if not OPENS_DIRECTORIES and os.path.isdir(path):
         return
     with translate_write_errors(path):
         # Windows syncs only a file that is open for writing.
-        handle = os.open(path, os.O_RDONLY if _OPENS_DIRECTORIES else os.O_RDWR)
+        handle = os.open(path, os.O_RDONLY if OPENS_DIRECTORIES else os.O_RDWR)
         try:
             os.fsync(handle)
         except OSError as error:
@@ -388,40 +344,3 @@ def sync_path(path: str) -> None:
                 raise
         finally:
             os.close(handle)
-
-
-def _remove_tree(name: str, parent: int) -> None:
-    """Remove a directory and as many of its files as possible; raise OSError if any remain."""
-    # The first pass removes what it can; the second collects the errors of what remains. Without a
-    # handler, rmtree of Python 3.13 replaces the name of the file in an error by that of its folder.
-    shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
-    try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    errors: list[OSError] = []
-
-    def collect_error(_function: object, path: str, reported: Any) -> None:
-        # Before Python 3.12, the handler receives the result of `sys.exc_info`.
-        error = reported[1] if isinstance(reported, tuple) else reported
-        if not isinstance(error, FileNotFoundError):  # another process may remove the same files
-            error.filename = path
-            errors.append(error)
-
-    handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": collect_error}
-    shutil.rmtree(name, dir_fd=parent, **handler)
-    if errors:
-        raise errors[0]
-
-
-def _open_directory(name: str, parent: int | None, handles: ExitStack) -> int:
-    """Open a directory by name relative to an open directory; refuse a symbolic link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY
-    if parent is not None:
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode) and not stat.S_ISLNK(status.st_mode):
-            raise FileNotFoundError(name)  # the path is a file, so it contains nothing
-        flags |= os.O_NOFOLLOW
-    handle = os.open(name, flags, dir_fd=parent)
-    handles.callback(os.close, handle)
-    return handle

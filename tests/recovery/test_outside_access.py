@@ -82,20 +82,15 @@ def test_storage_removes_only_below_root(tmp_path: Path, victim: Path) -> None:
     (root / "inner").mkdir(parents=True)
     (root / "link").symlink_to(victim)
     outside = (root, victim, root / ".." / "victim", f"{root}/inner/../../victim", f"{root}//", "")
+    storage = storage_for(str(root))
     for path in outside:
         with pytest.raises(StorageError, match="Refused to remove"):
-            storage_for(path).remove(str(path), below=str(root))
+            storage.remove(str(path), below=str(root))
     with pytest.raises(StorageError, match="Cannot remove"):
-        storage_for(str(root / "link" / "precious")).remove(
-            str(root / "link" / "precious"), below=str(root)
-        )
-    storage_for(str(root / "link")).remove(
-        str(root / "link"), below=str(root)
-    )  # the link is removed, not its target
-    storage_for(str(root / "absent" / "file")).remove(
-        str(root / "absent" / "file"), below=str(root)
-    )
-    storage_for(str(root / "inner")).remove(str(root / "inner"), below=str(root))
+        storage.remove(str(root / "link" / "precious"), below=str(root))
+    storage.remove(str(root / "link"), below=str(root))  # the link is removed, not its target
+    storage.remove(str(root / "absent" / "file"), below=str(root))
+    storage.remove(str(root / "inner"), below=str(root))
     assert os.listdir(root) == []
     assert (victim / "precious").read_text() == "kept"
 

@@ -24,6 +24,7 @@ from featurestore.errors import DatasetDamaged, UnsupportedType
 from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
+    DatasetContents,
     Layout,
     ShardReader,
     WrittenFile,
@@ -34,7 +35,7 @@ from featurestore.storage.ranges import RangeFile
 from featurestore.storage.shards import ShardFile
 
 if TYPE_CHECKING:
-    from featurestore.model.manifest import Manifest, ManifestSplit
+    from featurestore.model.manifest import ManifestSplit
 
 _BUFFER_BYTES = 1 << 20
 # Arrow has other names for these types than Hugging Face.
@@ -96,9 +97,9 @@ class HuggingFaceFormat(PlainFormat):
                 rows += batch.num_rows
         return WrittenShard(file.written_file, rows)
 
-    def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        features = features_of(schema_from_json(manifest.layout["schema"]))
-        splits = [split for split in manifest.splits if split.shards]
+    def finish(self, directory: str, contents: DatasetContents) -> Sequence[WrittenFile]:
+        features = features_of(schema_from_json(contents.layout["schema"]))
+        splits = [split for split in contents.splits if split.shards]
         written_files = [
             _write_json(
                 directory,
@@ -107,9 +108,9 @@ class HuggingFaceFormat(PlainFormat):
             )
         ]
         for split in splits:
-            info = {"description": manifest.description, "features": features}
-            contents = {"dataset_info.json": info, "state.json": _state_of(split)}
-            for name, content in contents.items():
+            info = {"description": contents.description, "features": features}
+            json_files = {"dataset_info.json": info, "state.json": _state_of(split)}
+            for name, content in json_files.items():
                 written_files.append(_write_json(directory, f"{split.name}/{name}", content))
         return written_files
 

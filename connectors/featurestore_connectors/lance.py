@@ -28,6 +28,7 @@ from featurestore.errors import (
 from featurestore.plugins import plain
 from featurestore.plugins.format import (
     ColumnProfile,
+    DatasetContents,
     Layout,
     ShardReader,
     WrittenFile,
@@ -39,7 +40,7 @@ from featurestore.storage.shards import ShardFile
 from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 if TYPE_CHECKING:
-    from featurestore.model.manifest import Manifest, ManifestSplit
+    from featurestore.model.manifest import ManifestSplit
 
 # Later versions of the file format cannot be read by older releases of Lance.
 _FILE_VERSION = "2.1"
@@ -113,10 +114,10 @@ class LanceFormat(PlainFormat):
             remove_temporary(folder)
         return WrittenShard(file.written_file, rows)
 
-    def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
+    def finish(self, directory: str, contents: DatasetContents) -> Sequence[WrittenFile]:
         written_files = []
-        for split in manifest.splits:
-            name, content = _split_manifest(manifest.layout, split)
+        for split in contents.splits:
+            name, content = _split_manifest(contents.layout, split)
             with ShardFile(directory, f"{split.name}/_versions/{name}") as file:
                 file.write(content)
             written_files.append(file.written_file)

@@ -172,6 +172,9 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
             sources=manifest.sources,
             irreproducible=_REASON,
             view=manifest.view,
+            earlier_reads=_clean(scan, manifest.reads),
+            uncovered_rows=manifest.uncovered_rows,
+            dropped_rows=manifest.dropped_rows,
         )
         data = ExportData(lambda: relation, relation.schema, provenance)
         target = session.training_dataset_path(manifest.name, run.version)
@@ -184,13 +187,7 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
             progress=ExportProgress(None),
             classes=_find_class_splits(request, manifest, directory),
         )
-        new_manifest = replace(
-            new_manifest,
-            reads=_clean(scan, manifest.reads),
-            uncovered_rows=manifest.uncovered_rows,
-            dropped_rows=manifest.dropped_rows,
-        )
-        new_manifest = publish(new_manifest, request, run, directory=target, sources=[])
+        publish(new_manifest, run, directory=target, sources=[])
         run.committed_version = run.version
         with warn_after_publication(f"Training dataset {manifest.name!r} version {run.version}"):
             with session.registry.transaction() as connection:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from featurestore.model.manifest import Manifest
+    from featurestore.model.manifest import Manifest, ManifestColumn, ManifestSplit
     from featurestore.plugins.native import RecordPlan
 
 # Rows of a shard that are read at once.
@@ -117,6 +117,30 @@ class ColumnEncoding:
     shape: tuple[int, ...] | None
     null: str
     loss: str | None = None
+
+
+class DatasetContents(Protocol):
+    """What the files of a dataset contain. A ``Manifest`` has these attributes, too."""
+
+    @property
+    def description(self) -> str:
+        """The description of the dataset."""
+        ...
+
+    @property
+    def columns(self) -> Sequence[ManifestColumn]:
+        """The columns, in order."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the shards."""
+        ...
+
+    @property
+    def splits(self) -> Sequence[ManifestSplit]:
+        """The splits with their shards and counts of nulls."""
+        ...
 
 
 class ShardReader(Protocol):
@@ -253,8 +277,8 @@ class DatasetFormat(ABC):
     **Order of calls.** ``check`` and ``layout`` are called once in the process that exports a
     dataset. ``write_shard`` is called once for each shard, on any machine and in any order, and
     again if a task is retried. ``finish`` is called once after all shards are written. Then the
-    manifest, which contains the layout, is written. All other calls depend only on path, layout or
-    manifest. A format must be able to read files of its older releases.
+    manifest, which contains the layout and the files of ``finish``, is written. All other calls
+    depend only on path, layout or manifest. A format must be able to read files of its older releases.
 
     **Layouts** are JSON objects that determine the bytes: the same rows with the same layout result
     in the same bytes, independent of batch boundaries and machine.
@@ -353,7 +377,7 @@ class DatasetFormat(ABC):
         """
         return None
 
-    def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
+    def finish(self, directory: str, contents: DatasetContents) -> Sequence[WrittenFile]:
         """Write files that describe the dataset (metadata, schema), before the manifest is written.
 
         By default, all data is in the shards.
@@ -376,7 +400,7 @@ class DatasetFormat(ABC):
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         """Check framing, checksums and row count of a shard, and return its defects."""
 
-    def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
+    def feature_spec(self, contents: DatasetContents) -> dict[str, Any]:
         """Return ``{column: tf.io feature}``.
 
         Raises:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from featurestore import progress as calls
@@ -47,12 +48,11 @@ from featurestore.training.export.hashed_rows import (
     missing_labels_predicate,
 )
 from featurestore.training.export.manifest import (
+    ExportContents,
     build_manifest,
-    build_splits,
     check_labels,
-    file_prefixes,
+    describe_contents,
     manifest_columns,
-    manifest_file,
 )
 from featurestore.training.export.profiles import ProfileAccumulator
 from featurestore.training.export.request import (
@@ -111,7 +111,7 @@ def create(
         manifest, report = export(
             session.engine, rows, request, run, directory=directory, progress=reports
         )
-        manifest = publish(manifest, request, run, directory=directory, sources=rows.sources)
+        publish(manifest, run, directory=directory, sources=rows.sources)
         run.committed_version = run.version
         # The manifest makes the dataset visible. A failed registration is repaired by recovery, so
         # it is a warning.
@@ -143,10 +143,10 @@ def export(
     progress.begin_phase("compute rows")
     staged_rows = os.path.join(run.rows, "rows")
     rows = hash_rows(engine, data.relation(), request, plan=data.plan, directory=staged_rows)
-    dropped_rows = None
+    dropped_rows = data.provenance.dropped_rows
     if data.frame is not None and data.frame.drops:
         dropped_rows = data.frame.dropped(engine.count(rows.source))
-    if dropped_rows:
+    if data.frame is not None and dropped_rows:
         progress.begin_phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
     rows, unlabeled = handle_missing_labels(rows)
     if unlabeled:
@@ -166,39 +166,46 @@ def export(
         written = write_shards(
             rows, plan, directory=directory, statistics=shard_statistics, records=records
         )
-    splits = build_splits(request, plan, written)
+    contents = describe_contents(request, plan, written)
     # Nulls were counted by the shard writers, so the warning needs no pass of its own.
     if data.frame is not None:
-        nulls: Counter[str] = sum((Counter(split.nulls) for split in splits), Counter())
+        nulls: Counter[str] = sum((Counter(split.nulls) for split in contents.splits), Counter())
         data.frame.warn_of_nulls(sum(plan.rows), nulls)
-    missing_labels = _count_missing_labels(rows, splits, unlabeled)
-    check_labels(request, splits, missing_labels, is_frame=data.frame is not None)
+    missing_labels = _count_missing_labels(rows, contents.splits, unlabeled)
+    check_labels(request, contents.splits, missing_labels, is_frame=data.frame is not None)
     irreproducible = None
     if audited is not None and audited.quarantined is not None:
         _write_quarantined(engine, audited.quarantined, directory=directory)
         # The plan returns the rows before validation, so recomputation would not match the shards.
         irreproducible = f"failing rows were moved to {QUARANTINE}/"
-    entries = None
+    entries, transformations = {}, None
     if request.training.statistics:
         dataset = request.training.name
         entries = write_statistics(directory, dataset, request.rule.names, statistics())
+    if request.transformations:
+        progress.begin_phase("fit transformations")
+        transformations = fit_transformations(
+            rows, plan, contents, version=run.version, statistics=entries, directory=directory
+        )
     manifest = build_manifest(
         request,
-        plan,
-        written,
-        splits,
+        contents,
+        [
+            file
+            for shard, _ in chain.from_iterable(written)
+            for file in (shard.file, *shard.sidecars)
+        ],
+        request.format.finish(directory, contents),
         version=run.version,
         run_id=run.run_id,
         provenance=data.provenance,
         irreproducible=irreproducible,
+        uncovered_rows=plan.uncovered + data.provenance.uncovered_rows,
         dropped_rows=dropped_rows,
         missing_labels=missing_labels,
         statistics=entries,
+        transformations=transformations,
     )
-    if request.transformations:
-        progress.begin_phase("fit transformations")
-        entry = fit_transformations(rows, plan.assignment, manifest, directory)
-        manifest = replace(manifest, transformations=entry)
     return manifest, None if audited is None else audited.report
 
 
@@ -219,25 +226,13 @@ def _count_missing_labels(
 
 
 def publish(
-    manifest: Manifest,
-    request: ExportRequest,
-    run: InFlight,
-    *,
-    directory: str,
-    sources: Sequence[Source],
-) -> Manifest:
-    """Write the format's metadata files, then write the manifest atomically and return it.
+    manifest: Manifest, run: InFlight, *, directory: str, sources: Sequence[Source]
+) -> None:
+    """Write the manifest atomically, if the export still has its claim and its sources.
 
     Raises:
         WriteConflict: This export may no longer be published.
     """
-    # Format files are part of the manifest and must exist before it.
-    format_files = request.format.finish(directory, manifest)
-    manifest = replace(
-        manifest,
-        files=tuple(map(manifest_file, format_files)),
-        prefixes={**manifest.prefixes, **file_prefixes(format_files)},
-    )
     # Checked as late as possible: after this, only the claim and the manifest write follow.
     run.check_intent()
     check_source_files(sources)
@@ -253,7 +248,6 @@ def publish(
         for split in manifest.splits:
             check_shards(directory, split)
     write_manifest(directory, manifest)
-    return manifest
 
 
 def _audit_rows(rows: HashedRows) -> tuple[HashedRows, AuditOutcome | None]:
@@ -315,27 +309,8 @@ def infer_record_schema(session: Session, df: object) -> dict[str, Any]:
     roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
     nulls = {profile.name: profile.nulls for profile in profiles if profile.nulls}
     split = ManifestSplit("all", rows=profiles[0].rows, bytes=0, shards=(), nulls=nulls)
-    # This manifest is not written; only its columns and layout determine the result.
-    manifest = Manifest(
-        name="dataframe",
-        version=1,
-        data_format="tfrecord",
-        seed=0,
-        key=(),
-        split_rule={},
-        block_rows=DEFAULT_BLOCK_ROWS,
-        compression=None,
-        columns=manifest_columns(schema, tfrecord.encodings(layout), roles),
-        layout=layout,
-        splits=(split,),
-        files=(),
-        plan=None,
-        plan_hash=None,
-        sources=(),
-        reproducible=False,
-        reproducible_reason="it is a dataframe",
-    )
-    return tfrecord.feature_spec(manifest)
+    columns = manifest_columns(schema, tfrecord.encodings(layout), roles)
+    return tfrecord.feature_spec(ExportContents("", columns, layout, (split,)))
 
 
 class ExportProgress:

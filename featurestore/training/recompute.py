@@ -44,8 +44,8 @@ from featurestore.session import Session
 from featurestore.storage import storage_for
 from featurestore.training.export.assignment import SplitRule
 from featurestore.training.export.hashed_rows import handle_missing_labels, hash_rows
-from featurestore.training.export.manifest import build_manifest, build_splits
-from featurestore.training.export.request import ExportRequest, RowProvenance
+from featurestore.training.export.manifest import ExportContents, describe_contents
+from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import plan_shards
 from featurestore.training.export.shards import write_shards
 from featurestore.training.reading import dataset_schema
@@ -96,8 +96,8 @@ def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterat
     yield from _compare_shards(manifest, recomputed)
 
 
-def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Manifest:
-    """Export the rows of the plan to a staging directory, and return the new manifest."""
+def _export_again(session: Session, manifest: Manifest, *, staging: str) -> ExportContents:
+    """Export the rows of the plan to a staging directory, and describe the new files."""
     assert manifest.plan is not None
     plan = replay_plan(session, manifest.plan)
     frame = FeatureFrame.planned(session, plan)
@@ -111,15 +111,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     target = os.path.join(staging, "dataset")
     storage_for(target).make_directory(target)
     written = write_shards(hashed, shard_plan, directory=target)
-    return build_manifest(
-        request,
-        shard_plan,
-        written,
-        build_splits(request, shard_plan, written),
-        version=manifest.version,
-        run_id="",
-        provenance=RowProvenance(),
-    )
+    return describe_contents(request, shard_plan, written)
 
 
 def export_request(
@@ -161,7 +153,7 @@ def export_request(
     )
 
 
-def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[DatasetProblem]:
+def _compare_shards(manifest: Manifest, recomputed: ExportContents) -> Iterator[DatasetProblem]:
     # A different layout changes all bytes; reporting it explains the differences of the shards.
     if recomputed.layout != manifest.layout:
         yield DatasetProblem(MANIFEST_FILE, "recomputed rows require a different layout")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.manifest import Manifest
+from featurestore.model.json_object import JsonMapping
+from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.model.names import NamedColumn, check_distinct_names, mask_name
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.storage import files, storage_for
@@ -97,7 +98,7 @@ def check_transformations(
 
 def fit_columns(
     requested_columns: Sequence[ColumnChain],
-    manifest: Manifest,
+    stored_columns: Iterable[ManifestColumn],
     statistics: Mapping[str, ColumnStatistics],
     count: Callable[[Sequence[str]], Mapping[str, ColumnState]],
 ) -> tuple[FittedColumn, ...]:
@@ -105,15 +106,16 @@ def fit_columns(
 
     Args:
         requested_columns: The columns with their chains.
-        manifest: The manifest of the dataset, with the stored type of each column.
+        stored_columns: The columns of the dataset, with the stored type of each.
         statistics: Statistics of the split by column; empty if none were computed.
         count: Counts the distinct values of columns, ``(names) -> {name: ColumnState}``. It is
             called at most once, and only if the statistics are not sufficient.
     """
     chains, columns, statistics_by_name = {}, [], {}
+    narrow_names = {column.name for column in stored_columns if column.tf_type == "float32"}
     for column in requested_columns:
         # Files store float32, so the chain must be fitted on the values that readers yield.
-        column = replace(column, narrow=manifest.column(column.name).tf_type == "float32")
+        column = replace(column, narrow=column.name in narrow_names)
         columns.append(column)
         statistics_by_name[column.name] = _round_extremes(
             statistics.get(column.name), narrow=column.narrow
@@ -150,9 +152,8 @@ def _round_extremes(column: ColumnStatistics | None, *, narrow: bool) -> ColumnS
     return replace(column, **ends)
 
 
-def statistics_by_column(directory: str, manifest: Manifest, split: str) -> dict[str, Any]:
-    """Return the column statistics of a split from the export; empty if it computed none."""
-    entry = manifest.statistics.get(split)
+def statistics_by_column(directory: str, entry: JsonMapping | None) -> dict[str, Any]:
+    """Return the column statistics of a manifest entry; empty if the export computed none."""
     if entry is None:
         return {}
     data = files.read_json(storage_for(directory).resolve_inside(directory, entry["path"]))
@@ -190,7 +191,7 @@ def fit_dataset(
         version=manifest.version,
         fit_on=fit_on,
         rows=dataset.num_rows(fit_on),
-        columns=fit_columns(columns, manifest, statistics, count),
+        columns=fit_columns(columns, manifest.columns, statistics, count),
     )
     write_transformations(dataset.path, fitted)
     return fitted

@@ -24,6 +24,7 @@ from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import ReaderConfigError, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
+    DatasetContents,
     Layout,
     ShardProblem,
     ShardReader,
@@ -121,11 +122,11 @@ class PetastormFormat(PlainFormat):
         flat = map(flatten_batch, batches)
         return find_format("parquet").write_shard(directory, path, flat, layout=layout["parquet"])
 
-    def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
+    def finish(self, directory: str, contents: DatasetContents) -> Sequence[WrittenFile]:
         written_files = []
-        for split in manifest.splits:
+        for split in contents.splits:
             with ShardFile(directory, f"{split.name}/{METADATA_FILE}") as file:
-                pq.write_metadata(schema_with_metadata(manifest, split), pa.PythonFile(file, "w"))
+                pq.write_metadata(schema_with_metadata(contents, split), pa.PythonFile(file, "w"))
             written_files.append(file.written_file)
         return written_files
 

@@ -23,7 +23,8 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json
 from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import missing_extra
-from featurestore.model.manifest import Manifest, ManifestSplit
+from featurestore.model.manifest import ManifestSplit
+from featurestore.plugins.format import DatasetContents
 
 METADATA_FILE = "_common_metadata"
 _UNISCHEMA = "features"
@@ -46,19 +47,19 @@ def petastorm() -> Any:
 
 
 def schema_with_metadata(
-    manifest: Manifest, split: ManifestSplit, *, shaped: bool = False
+    contents: DatasetContents, split: ManifestSplit, *, shaped: bool = False
 ) -> pa.Schema:
-    """Return the schema of a split's files with petastorm metadata, based on the manifest.
+    """Return the schema of a split's files with petastorm metadata.
 
     ``shaped`` includes array shapes, which petastorm's batch reader restores. Its row reader would
     return flat values despite the shape, so the stored files do not include shapes.
     """
     _, dataset_metadata = petastorm()
-    schema = schema_from_json(manifest.layout["schema"])
+    schema = schema_from_json(contents.layout["schema"])
     nullable: set[str] = set()
-    for dataset_split in manifest.splits:
+    for dataset_split in contents.splits:
         nullable.update(dataset_split.nulls)
-    max_row_groups = manifest.layout["parquet"]["row_groups"]
+    max_row_groups = contents.layout["parquet"]["row_groups"]
     groups = {
         os.path.basename(shard.path): min(max_row_groups, shard.rows) for shard in split.shards
     }

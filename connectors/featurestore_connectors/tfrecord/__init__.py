@@ -15,10 +15,11 @@ import pyarrow.types as pat
 
 from featurestore.arrow.batches import coalesce_batches
 from featurestore.errors import InvalidArgument, missing_extra
-from featurestore.model.manifest import Manifest, ManifestColumn
+from featurestore.model.manifest import ManifestColumn
 from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,
+    DatasetContents,
     DatasetFormat,
     Layout,
     RecordAccess,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from featurestore.model.manifest import Manifest
 
 __all__ = ["TFRecordFormat"]
 
@@ -117,9 +117,9 @@ class TFRecordFormat(DatasetFormat):
     def record_plan(self, layout: Layout) -> RecordPlan | None:
         return record_plan(read_layout(layout))
 
-    def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
+    def finish(self, directory: str, contents: DatasetContents) -> Sequence[WrittenFile]:
         with ShardFile(directory, SCHEMA_FILE) as file:
-            file.write(schema_text(manifest).encode())
+            file.write(schema_text(contents).encode())
         return [file.written_file]
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
@@ -150,8 +150,8 @@ class TFRecordFormat(DatasetFormat):
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         return verify_shard(path, read_layout(layout), rows=rows)
 
-    def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
-        return feature_spec(manifest)
+    def feature_spec(self, contents: DatasetContents) -> dict[str, Any]:
+        return feature_spec(contents)
 
     def refuse_reading(self, layout: Layout) -> str | None:
         if layout["compression"] is None:
@@ -244,7 +244,7 @@ def _lengths(entry: OpenEntry, *, start: int) -> ValueLengths:
     return ValueLengths(lengths, entry.length_width)
 
 
-def feature_spec(manifest: Manifest) -> dict[str, Any]:
+def feature_spec(contents: DatasetContents) -> dict[str, Any]:
     """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``.
 
     Columns without nulls are dense (FixedLenFeature), and variable-length lists are ragged
@@ -257,9 +257,9 @@ def feature_spec(manifest: Manifest) -> dict[str, Any]:
     except ImportError as error:
         raise missing_extra("tensorflow", "tensorflow") from error
     types = {"int64": tf.int64, "float32": tf.float32, "bytes": tf.string}
-    nullable = columns_with_nulls(manifest)
+    nullable = columns_with_nulls(contents)
     spec: dict[str, Any] = {}
-    for column in manifest.columns:
+    for column in contents.columns:
         if column.shape is None:
             spec[column.name] = tf.io.RaggedFeature(types[column.tf_type])
         elif column.name in nullable:
@@ -269,19 +269,19 @@ def feature_spec(manifest: Manifest) -> dict[str, Any]:
     return spec
 
 
-def columns_with_nulls(manifest: Manifest) -> set[str]:
+def columns_with_nulls(contents: DatasetContents) -> set[str]:
     """Return the names of columns that have nulls in any split."""
     names: set[str] = set()
-    for split in manifest.splits:
+    for split in contents.splits:
         names.update(split.nulls)
     return names
 
 
-def schema_text(manifest: Manifest) -> str:
+def schema_text(contents: DatasetContents) -> str:
     """Return the dataset schema as protobuf text."""
-    nullable = columns_with_nulls(manifest)
+    nullable = columns_with_nulls(contents)
     return "".join(
-        _feature_text(column, nullable=column.name in nullable) for column in manifest.columns
+        _feature_text(column, nullable=column.name in nullable) for column in contents.columns
     )
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ from featurestore.model.manifest import (
 )
 from featurestore.model.roles import Role
 from featurestore.model.times import utc_now
-from featurestore.plugins.format import ColumnEncoding, WrittenFile, WrittenShard
+from featurestore.plugins.format import ColumnEncoding, Layout, WrittenFile, WrittenShard
 from featurestore.plugins.native import RowCounts
 from featurestore.readers.transformed import bytes_label_hint
 from featurestore.training.export.request import (
@@ -48,28 +48,51 @@ from featurestore.usersql.text import DIALECT, quote
 _LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 
 
+@dataclass(frozen=True)
+class ExportContents:
+    """What an export has written (``formats.DatasetContents``), before its manifest exists."""
+
+    description: str
+    columns: tuple[ManifestColumn, ...]
+    layout: Layout
+    splits: tuple[ManifestSplit, ...]
+
+
+def describe_contents(
+    request: ExportRequest, plan: ExportPlan, written: Sequence[Sequence[Written]]
+) -> ExportContents:
+    """Describe the written shards, with their null and label counts."""
+    return ExportContents(
+        description=request.training.description,
+        columns=manifest_columns(
+            request.schema, request.format.encodings(plan.layout), request.roles
+        ),
+        layout=plan.layout,
+        splits=build_splits(request, plan, written),
+    )
+
+
 def build_manifest(
     request: ExportRequest,
-    plan: ExportPlan,
-    written: Sequence[Sequence[Written]],
-    splits: tuple[ManifestSplit, ...],
+    contents: ExportContents,
+    written_files: Iterable[WrittenFile],
+    format_files: Sequence[WrittenFile],
     *,
     version: int,
     run_id: str,
     provenance: RowProvenance,
-    irreproducible: str | None = None,
-    dropped_rows: int | None = None,
-    missing_labels: MissingLabels | None = None,
-    statistics: Mapping[str, Any] | None = None,
+    irreproducible: str | None,
+    uncovered_rows: int,
+    dropped_rows: int | None,
+    missing_labels: MissingLabels | None,
+    statistics: Mapping[str, Any],
+    transformations: Mapping[str, str] | None,
 ) -> Manifest:
-    """Build the manifest of a dataset from its splits and the summaries of its shards.
+    """Build the manifest of an export, once all files are written.
 
     ``irreproducible`` is the reason why running the plan again does not reproduce the rows.
     """
     training, reason = request.training, irreproducible or provenance.irreproducible
-    written_files: list[WrittenFile] = []
-    for shard, _ in chain.from_iterable(written):
-        written_files += [shard.file, *shard.sidecars]
     return Manifest(
         name=training.name,
         version=version,
@@ -79,12 +102,10 @@ def build_manifest(
         split_rule=request.rule.to_json(),
         block_rows=request.block_rows,
         compression=request.compression,
-        columns=manifest_columns(
-            request.schema, request.format.encodings(plan.layout), request.roles
-        ),
-        layout=plan.layout,
-        splits=splits,
-        files=(),
+        columns=contents.columns,
+        layout=contents.layout,
+        splits=contents.splits,
+        files=tuple(map(manifest_file, format_files)),
         plan=provenance.plan,
         plan_hash=provenance.plan_hash,
         sources=provenance.sources,
@@ -95,21 +116,20 @@ def build_manifest(
         created=utc_now().isoformat(),
         run_id=run_id,
         libraries=dict(library_versions(_LIBRARIES)),
-        uncovered_rows=plan.uncovered,
+        uncovered_rows=uncovered_rows,
         dropped_rows=dropped_rows,
-        prefixes=file_prefixes(written_files),
+        prefixes={
+            file.path: list(file.prefixes)
+            for file in (*written_files, *format_files)
+            if file.prefixes
+        },
         view=provenance.view,
-        reads=tuple(read.to_json() for read in provenance.reads),
+        reads=provenance.recorded_reads,
         max_lengths=request.max_lengths,
         missing_labels=missing_labels,
-        statistics=statistics or {},
+        statistics=statistics,
+        transformations=transformations,
     )
-
-
-def file_prefixes(written_files: Iterable[WrittenFile]) -> dict[str, list[str]]:
-    """Return the prefix digests of files by path; files without prefix digests are omitted."""
-    prefixes = {file.path: list(file.prefixes) for file in written_files if file.prefixes}
-    return prefixes
 
 
 def manifest_file(file: WrittenFile) -> ManifestFile:

@@ -295,7 +295,8 @@ class RowProvenance:
     """The provenance of rows, which the manifest records.
 
     It contains the plan, its sources, and why running the plan again may not reproduce the rows,
-    if so. ``reads`` grows while rows are read from registered sources.
+    if so. ``reads`` grows while rows are read from registered sources. Rows of an earlier version
+    have the reads of its manifest (``earlier_reads``), and the numbers of rows that it lacks.
     """
 
     plan: JsonMapping | None = None
@@ -304,8 +305,16 @@ class RowProvenance:
     irreproducible: str | None = None
     view: JsonMapping | None = None
     reads: Sequence[SourceRead] = ()
+    earlier_reads: tuple[JsonMapping, ...] = ()
+    uncovered_rows: int = 0
+    dropped_rows: int | None = None
 
     __repr__ = display.record_repr
+
+    @property
+    def recorded_reads(self) -> tuple[JsonMapping, ...]:
+        """The source reads so far, as JSON."""
+        return (*self.earlier_reads, *(read.to_json() for read in self.reads))
 
 
 def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] = ()) -> ExportData:

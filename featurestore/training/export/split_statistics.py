@@ -19,9 +19,10 @@ from featurestore.arrow.batches import select_rows
 from featurestore.arrow.repeated_columns import find_repeated
 from featurestore.errors import DataWarning, listing
 from featurestore.model.arguments import warn_caller
-from featurestore.model.manifest import Manifest
+from featurestore.model.json_object import JsonMapping
 from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Accumulator
+from featurestore.plugins.format import DatasetContents
 from featurestore.statistics import (
     ColumnStatistics,
     Statistics,
@@ -376,9 +377,18 @@ def _manifest_entry(directory: str, path: str) -> dict[str, Any]:
 
 
 def fit_transformations(
-    rows: HashedRows, assignment: Assignment, manifest: Manifest, directory: str
+    rows: HashedRows,
+    plan: ExportPlan,
+    contents: DatasetContents,
+    *,
+    version: int,
+    statistics: JsonMapping,
+    directory: str,
 ) -> dict[str, str]:
-    """Fit the transformations of an export, write their file and return its manifest entry."""
+    """Fit the transformations of an export, write their file and return its manifest entry.
+
+    ``statistics`` are the manifest entries of the statistics of splits.
+    """
     request, fit_on = rows.request, rows.request.training.fit_on
     split = request.rule.names.index(fit_on)
 
@@ -386,17 +396,22 @@ def fit_transformations(
         counts = ValueCounts(tuple(names))
         # Only the split to fit on is counted, so that no other split influences the
         # transformations.
-        accumulator = SplitAccumulator(assignment, {split: counts})
+        accumulator = SplitAccumulator(plan.assignment, {split: counts})
         states = rows.aggregate(accumulator, columns=names, threads=accumulator.threads)
         return states.get(split) or counts.finish(counts.start())
 
-    statistics = statistics_by_column(directory, manifest, fit_on)
+    columns = fit_columns(
+        request.transformations,
+        contents.columns,
+        statistics_by_column(directory, statistics.get(fit_on)),
+        count_values,
+    )
     fitted = Transformations(
-        dataset=manifest.name,
-        version=manifest.version,
+        dataset=request.training.name,
+        version=version,
         fit_on=fit_on,
-        rows=manifest.split(fit_on).rows,
-        columns=fit_columns(request.transformations, manifest, statistics, count_values),
+        rows=plan.rows[split],
+        columns=columns,
     )
     return write_transformations(directory, fitted)
 

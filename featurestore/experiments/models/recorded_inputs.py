@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,9 @@ from featurestore.experiments.models import loading
 from featurestore.experiments.models.conversion import SAVED, to_columns
 from featurestore.experiments.models.dataframes import LIBRARIES, library_of
 from featurestore.experiments.models.predictors import LoadedModel, ModelRows, make_predictor
+from featurestore.model.codecs import JSON, parsed
 from featurestore.model.json_object import JsonDict, JsonMapping, JsonObject, MalformedJson
+from featurestore.model.records import Record
 from featurestore.model.registered_model import Arrays, ColumnDtype, Method
 from featurestore.model.window_features import value_from_json, value_to_json
 from featurestore.training.reading import split_batches
@@ -39,8 +41,25 @@ _METHODS: tuple[Method, ...] = ("predict", "predict_proba", "decision_function")
 _ROUNDING = {pa.float32(): 1e-5, pa.float64(): 1e-9}
 
 
+def _parse_predictions(data: object) -> pa.Array:
+    column = JsonObject.from_value(data)
+    values = [value_from_json(value) for value in column.array("values")]
+    try:
+        return to_array(values, type_from_json(column.get("type")))
+    except ConversionError as error:
+        raise MalformedJson(str(error)) from error
+
+
+def _predictions_to_json(column: pa.Array) -> JsonDict:
+    values = [value_to_json(value) for value in column.to_pylist()]
+    return {"type": type_to_json(column.type), "values": values}
+
+
+_PREDICTIONS = parsed(_parse_predictions, _predictions_to_json, "a column of predictions", JSON)
+
+
 @dataclass(frozen=True)
-class RecordedInputs:
+class RecordedInputs(Record):
     """The inputs that a training function passed to ``context.save`` with a model.
 
     Attributes:
@@ -57,42 +76,7 @@ class RecordedInputs:
     columns: tuple[str, ...] | None
     dtypes: Mapping[str, ColumnDtype]
     rows: tuple[int, ...]
-    predictions: Mapping[str, Mapping[str, pa.Array]]
-
-    @classmethod
-    def from_json(cls, data: JsonObject) -> RecordedInputs:
-        """Parse the output of ``record_inputs``.
-
-        Raises:
-            MalformedJson: The contents have another form.
-        """
-        arrays = data.text("arrays")
-        dtypes = data.object("dtypes")
-        predictions = {}
-        for method, outputs in data.object("predictions").read_values(JsonObject.object).items():
-            predictions[method] = {
-                name: to_array(
-                    [value_from_json(value) for value in output.array("values")],
-                    type_from_json(output.get("type")),
-                )
-                for name, output in outputs.read_values(JsonObject.object).items()
-            }
-        rows = data.array("rows")
-        if arrays not in get_args(Arrays) or not all(
-            isinstance(row, int) and row >= 0 for row in rows
-        ):
-            raise data.wrong_type_error("rows", "row numbers")
-        return cls(
-            data.text("manifest"),
-            arrays,  # type: ignore[arg-type]
-            None if data.get("columns") is None else data.texts("columns"),
-            {
-                name: ColumnDtype.from_json(dtype)
-                for name, dtype in dtypes.read_values(JsonObject.object).items()
-            },
-            tuple(rows),
-            predictions,
-        )
+    predictions: Mapping[str, Mapping[str, Annotated[pa.Array, _PREDICTIONS]]]
 
     def check(self, outputs: Mapping[str, pa.Array], *, method: str, split: str) -> None:
         """Compare the columns that registration predicted with those of the run.
@@ -169,23 +153,26 @@ def record_inputs(
     if not len(values):
         raise InvalidArgument("inputs= has no rows.", hint="context.save(model, inputs=x)")
     rows = sample_rows(dataset, dataset.roles.inputs, count=len(values))
-    predictions = {}
+    predictions: dict[str, Mapping[str, pa.Array]] = {}
     if predicts:
         sample = _take_rows(inputs, rows)
         for method in _METHODS:
             if method == "predict" or hasattr(model, method):
                 predict = make_predictor(model, flavor, method=method)
-                predictions[method] = _to_json(to_columns(predict(sample), len(rows)))
+                predictions[method] = to_columns(predict(sample), len(rows))
+    recorded = RecordedInputs(
+        manifest=dataset.manifest.content_hash,
+        arrays=arrays,
+        columns=columns,
+        dtypes=dtypes,
+        rows=tuple(rows),
+        predictions=predictions,
+    )
     return {
         "form": SAVED,
         "artifact": artifact,
         "split": dataset.splits[0],
-        "manifest": dataset.manifest.content_hash,
-        "arrays": arrays,
-        "columns": None if columns is None else list(columns),
-        "dtypes": {name: vars(dtype) for name, dtype in dtypes.items()},
-        "rows": rows,
-        "predictions": predictions,
+        **recorded.to_json(),
     }
 
 
@@ -198,8 +185,8 @@ def find_recorded(states: Sequence[JsonMapping], artifact: str) -> RecordedInput
     for state in reversed(states):
         if state.get("form") == SAVED and state.get("artifact") == artifact:
             try:
-                return RecordedInputs.from_json(JsonObject.from_value(state))
-            except (MalformedJson, ConversionError, ValueError, TypeError) as error:
+                return RecordedInputs.from_json(state)
+            except MalformedJson as error:
                 raise RunDamaged(
                     f"The recorded inputs of {artifact!r} are damaged: {error}"
                 ) from error
@@ -272,16 +259,6 @@ def sample_rows(
             if 0 <= row < count and len(rows) < _MAX_ROWS:
                 rows.add(row)
     return sorted(rows)
-
-
-def _to_json(columns: Mapping[str, pa.Array]) -> JsonDict:
-    return {
-        name: {
-            "type": type_to_json(column.type),
-            "values": [value_to_json(value) for value in column.to_pylist()],
-        }
-        for name, column in columns.items()
-    }
 
 
 def _differing_row(actual: pa.Array, expected: pa.Array) -> int | None:

@@ -72,7 +72,7 @@ from featurestore.training.export.split_statistics import (
     statistics_while_writing,
     write_statistics,
 )
-from featurestore.validation import AuditOutcome, Subject, audit, report_to_json
+from featurestore.validation import AuditOutcome, Subject, audit
 
 Report = Callable[[str, int, int], None]
 _POLL_INTERVAL = 0.2
@@ -288,7 +288,7 @@ def _register_report(session: Session, report: ValidationReport | None, manifest
         return
     report = replace(report, version=manifest.version, run_id=manifest.run_id)
     with session.registry.transaction() as connection:
-        artifacts.add_validation_report(connection, training_datasets.KIND, report_to_json(report))
+        artifacts.add_validation_report(connection, training_datasets.KIND, report.to_json())
 
 
 def infer_record_schema(session: Session, df: object) -> dict[str, Any]:

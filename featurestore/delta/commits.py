@@ -369,13 +369,14 @@ def seal_commit(
 
 def _new_checkpoints(path: str, version: int) -> dict[str, str]:
     """Return the checksums of the last checkpoints that no commit has recorded, by file name."""
+    storage = storage_for(path)
     # In an object store, the search would take a request per commit.
-    if not storage_for(path).is_local:
+    if not storage.is_local:
         return {}
     checkpoint_files = []
     for number in range(max(version - _COMMITS_BEFORE, 0), version):
         file = log.checkpoint_path(path, number)
-        if storage_for(file).exists(file):
+        if storage.exists(file):
             checkpoint_files.append(file)
     recorded: Mapping[str, str] = {}
     if checkpoint_files and log.has_commit(path, version - 1):

@@ -265,6 +265,7 @@ def scrub_log(scrubber: LogScrubber) -> int:
 
     Commits are replaced atomically and keep their versions. A killed call can be repeated.
     """
+    storage = storage_for(scrubber.path)
     count = 0
     changed_checkpoints: dict[str, list[dict[str, Any]]] = {}
     commit_files = []
@@ -272,7 +273,7 @@ def scrub_log(scrubber: LogScrubber) -> int:
         # Checksum files of Spark repeat the statistics of files, and killed writers leave temporary
         # files. Readers need neither.
         if file.endswith(".crc") or scrubber.has_other_traces(file):
-            storage_for(file).remove(file, below=scrubber.path)
+            storage.remove(file, below=scrubber.path)
         elif file.endswith(".parquet"):
             actions = read_actions(file)
             cleaned = [scrubber.clean(action) for action in actions]
@@ -290,12 +291,10 @@ def scrub_log(scrubber: LogScrubber) -> int:
         has_record = checksums is not None and not changed_names.isdisjoint(checksums.checkpoints)
         if cleaned != actions or has_record:
             count += 1
-            storage_for(file).write_atomically(
-                file, _commit_bytes(file, cleaned, checksums, changed_names)
-            )
+            storage.write_atomically(file, _commit_bytes(file, cleaned, checksums, changed_names))
     for file, cleaned in changed_checkpoints.items():
         count += 1
-        storage_for(file).write_atomically(file, _checkpoint_bytes(file, cleaned))
+        storage.write_atomically(file, _checkpoint_bytes(file, cleaned))
     return count
 
 

@@ -134,7 +134,8 @@ def _write_metadata(snapshot: Snapshot) -> None:
 
     number = _metadata_number(snapshot.version)
     folder = _metadata_folder(snapshot.path)
-    storage_for(folder).make_directory(folder)
+    storage = storage_for(folder)
+    storage.make_directory(folder)
     schema = _iceberg_schema(snapshot.schema)
 
     manifest_file = _memory_file(os.path.join(folder, f"v{number}-manifest.avro"))
@@ -144,14 +145,14 @@ def _write_metadata(snapshot: Snapshot) -> None:
         for entry in _manifest_entries(snapshot, number):
             manifest_writer.add_entry(entry)
     manifest = manifest_writer.to_manifest_file()
-    storage_for(manifest_file.location).write_atomically(manifest_file.location, manifest_file.data)
+    storage.write_atomically(manifest_file.location, manifest_file.data)
 
     list_file = _memory_file(os.path.join(folder, f"v{number}-manifest-list.avro"))
     with write_manifest_list(
         _FORMAT_VERSION, list_file, number, None, number, "deflate"
     ) as list_writer:
         list_writer.add_manifests([manifest])
-    storage_for(list_file.location).write_atomically(list_file.location, list_file.data)
+    storage.write_atomically(list_file.location, list_file.data)
 
     modified = max((file.modified for file in snapshot.files), default=0)
     document = {

@@ -189,7 +189,7 @@ def latest_version(path: str) -> int:
     path = make_absolute(path)
     storage = storage_for(path)
     last_version = _LAST_VERSIONS.get(path)
-    if storage_for(path).prefers_listing:
+    if storage.prefers_listing:
         return _list_latest_version(path, last_version)
     if last_version is None or not storage.exists(commit_path(path, last_version)):
         log_files = list_log(path)

@@ -69,18 +69,17 @@ def remove_unneeded_files(
     Raises:
         StorageError: A file cannot be removed.
     """
+    storage = storage_for(path)
     latest = latest_version(path)
     candidates = _find_unneeded_files(path, latest, keep_versions=keep_versions, retain=retain)
     # A write that took longer than _LONGEST_WRITE may just have been committed.
     candidates -= _files_added_between(path, latest + 1, latest_version(path))
     # A concurrent vacuum may already have removed some of the files.
     removed = [
-        file
-        for file in sorted(candidates)
-        if storage_for(file).remove(file, below=make_absolute(path))
+        file for file in sorted(candidates) if storage.remove(file, below=make_absolute(path))
     ]
     orphaned = datetime.fromtimestamp(orphan_cutoff_time(retain), UTC)
-    storage_for(path).remove_unfinished(path, before=orphaned)
+    storage.remove_unfinished(path, before=orphaned)
     return removed
 
 

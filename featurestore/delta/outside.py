@@ -44,13 +44,14 @@ def check_files_inside(path: str, version: int, *, folder: str | None = None) ->
             file of the log or of the version is a link to a file outside.
         TableDamaged: A file of the log cannot be read.
     """
+    storage = storage_for(path)
     folders = (path,) if folder is None else (path, folder)
 
     def check_target(file: str) -> None:
-        if not any(storage_for(file).is_below(file, root) for root in folders):
+        if not any(storage.is_below(file, root) for root in folders):
             raise unsupported_feature_error(path, f"links to files outside its folder ({file})")
 
-    for name in storage_for(path).list_directory(os.path.join(path, LOG_FOLDER)):
+    for name in storage.list_directory(os.path.join(path, LOG_FOLDER)):
         check_target(os.path.join(path, LOG_FOLDER, name))
     first, _ = log.find_checkpoint_before(path, version)
     for add in _added_files(path, max(first, 0), version):

@@ -245,12 +245,13 @@ def _find_table_directory(file: str) -> str | None:
 
 def readable_versions(path: str) -> list[int]:
     """Return the table versions for which all data files exist, in ascending order."""
+    storage = storage_for(path)
     listed = log.list_log(path)
     missing = set()
     # The missing files are updated commit by commit, so that each file is checked once and not once
     # per version.
     for file in read_snapshot(path, listed.earliest).files:
-        if not storage_for(file.path).exists(file.path):
+        if not storage.exists(file.path):
             missing.add(file.log_path)
     readable = []
     for version in range(listed.earliest, listed.latest + 1):
@@ -259,7 +260,7 @@ def readable_versions(path: str) -> list[int]:
             for removed in log.actions_of_kind(actions, "remove"):
                 missing.discard(removed["path"])
             for added in log.actions_of_kind(actions, "add"):
-                if not storage_for(path).exists(file_path(path, added["path"])):
+                if not storage.exists(file_path(path, added["path"])):
                     missing.add(added["path"])
         if not missing:
             readable.append(version)

@@ -339,18 +339,19 @@ def _remove_files(table: Table, matches: TableMatches) -> None:
 
     No other process writes the table, so a file without a commit is that of a killed writer.
     """
+    storage = storage_for(table.path)
     current = {file.path for file in read_snapshot(table.path).files}
     for file in set(matches.files) - current:
-        storage_for(file).remove(file, below=table.path)
+        storage.remove(file, below=table.path)
         # Spark on a local disk writes a checksum for each file.
         folder, name = os.path.split(file)
-        storage_for(folder).remove(os.path.join(folder, f".{name}.crc"), below=table.path)
+        storage.remove(os.path.join(folder, f".{name}.crc"), below=table.path)
     emptied = {os.path.dirname(file) for file in matches.files}
     for folder in list(unused_partitions(table.path)):
         if folder in matches.folders or any(
             f"{path}/".startswith(f"{folder}/") for path in emptied
         ):
-            storage_for(folder).remove(folder, below=table.path)
+            storage.remove(folder, below=table.path)
 
 
 # -- statistics -------------------------------------------------------------------------------
@@ -379,10 +380,11 @@ class StoredStatistics:
 
 
 def _statistics_with_values(scan: Scan, table: Table) -> Iterator[str]:
+    storage = storage_for(table.path)
     # The states of windows are in a folder.
-    for path in storage_for(table.path).walk(f"{table.path}{STATISTICS_SUFFIX}"):
+    for path in storage.walk(f"{table.path}{STATISTICS_SUFFIX}"):
         scan.scanned[STATISTICS] += 1
-        content = storage_for(path).read_bytes(path)
+        content = storage.read_bytes(path)
         if scan.entities.occurs_in(content) or (
             path.endswith(".state") and _has_sample(scan, table, content)
         ):

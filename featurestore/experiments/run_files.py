@@ -189,14 +189,14 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
     storage.make_directory(directory)
     # Left by a worker that was killed while it saved.
     for stale in temporary_directories(directory):
-        storage_for(stale).remove(stale, below=directory)
+        storage.remove(stale, below=directory)
     # In the target directory, because a rename is atomic only within one file system.
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=directory) as temporary_directory:
         temporary = os.path.join(temporary_directory, file_name)
         model_format.write(model, temporary)
         if storage.is_directory(published):  # a rename cannot replace a folder
             storage.remove(published, below=directory)
-        storage_for(temporary).rename(temporary, published)
+        storage.rename(temporary, published)
     return published
 
 
@@ -352,12 +352,13 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
     Raises:
         RunDamaged: A file is missing or differs from its checksum.
     """
+    storage = storage_for(directory)
     for relative, digest in record.files.items():
         if not any(relative == name or relative.startswith(f"{name}/") for name in below):
             continue
         # The record is a file that users can edit, so its paths may lead outside.
-        path = storage_for(directory).resolve_inside(directory, relative)
-        if not storage_for(path).exists(path):
+        path = storage.resolve_inside(directory, relative)
+        if not storage.exists(path):
             raise damaged_file(path, "it is missing")
         if files.sha256(path) != digest:
             raise damaged_file(path, "it was shortened or changed since the run ended")
@@ -371,7 +372,7 @@ def check_own_files(directory: str, relative: str) -> None:
     """
     storage = storage_for(directory)
     top = storage.resolve_inside(directory, relative)
-    for path in storage_for(top).walk(top):
+    for path in storage.walk(top):
         storage.resolve_inside(directory, _relative(path, directory))
 
 

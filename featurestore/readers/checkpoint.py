@@ -81,12 +81,12 @@ class ReaderCheckpoint:
             epoch: The epoch to resume.
             step: The next step of that epoch.
         """
+        storage = storage_for(self.directory)
         state = self.reader.state(epoch, step)
         name = f"step-{state['epoch']:06d}-{state['step']:09d}"
         # Reading a variable may reduce it over all workers, so every worker writes a copy. Only
         # the first worker's copy is published.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
-        storage = storage_for(temporary)
         # Left by a worker that was killed while it saved this step.
         storage.remove(temporary, below=self.directory)
         storage.make_directory(temporary)
@@ -97,7 +97,7 @@ class ReaderCheckpoint:
         files.write_json(os.path.join(temporary, STATE_FILE), state)
         final = os.path.join(self.directory, name)
         # A rename cannot replace a directory. A resumed run may save the same step again.
-        storage_for(final).remove(final, below=self.directory)
+        storage.remove(final, below=self.directory)
         storage.rename(temporary, final)
         self._prune()
 

@@ -310,9 +310,10 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
 
 def check_shard(directory: str, shard: ManifestShard) -> None:
     """Raise DatasetDamaged unless a shard exists and its size matches the manifest."""
-    path = storage_for(directory).resolve_inside(directory, shard.path)
+    storage = storage_for(directory)
+    path = storage.resolve_inside(directory, shard.path)
     try:
-        size = storage_for(path).status(path).size
+        size = storage.status(path).size
     except OSError as error:
         raise DatasetDamaged(
             f"Shard {path!r} cannot be read: {error.strerror or error}.", hint=_DAMAGE_HINT

@@ -297,14 +297,15 @@ def write_run(directory: str, record: RunRecord) -> None:
 
 def run_directories(paths: StorePaths) -> Iterator[tuple[str, str]]:
     """Yield the experiment name and directory of each run, ordered by name and id."""
-    for name in storage_for(paths.location).list_directory(paths.experiments):
+    storage = storage_for(paths.location)
+    for name in storage.list_directory(paths.experiments):
         try:
             folder = paths.experiment(check_name(name, noun="experiment"))
         except FeatureStoreError:
             continue
-        for run_id in storage_for(folder).list_directory(folder):
+        for run_id in storage.list_directory(folder):
             directory = os.path.join(folder, run_id)
-            if storage_for(directory).is_file(os.path.join(directory, RUN_FILE)):
+            if storage.is_file(os.path.join(directory, RUN_FILE)):
                 yield name, directory
 
 

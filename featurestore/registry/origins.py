@@ -259,14 +259,15 @@ def write_files(connection: Connection, changed: Collection[Object]) -> None:
     # second one reads the rows of the first.
     lock(connection, "origins")
     paths = StorePaths(location_of(connection))
+    storage = storage_for(paths.location)
     for object_kind in {version.object_kind for version in changed}:
-        storage_for(paths.location).make_directory(os.path.join(paths.origins, object_kind))
+        storage.make_directory(os.path.join(paths.origins, object_kind))
     for version in sorted(changed):
         # If a file cannot be written, the transaction fails, so that no origins are lost.
         path, content = paths.origin_file(*version), _to_json(connection, version)
-        if not storage_for(path).needs_claims:
+        if not storage.needs_claims:
             files.write_json(path, content)
-        elif not storage_for(path).write_new(path, files.json_bytes(content)):
+        elif not storage.write_new(path, files.json_bytes(content)):
             # Another registry of the store may have added origins that this one does not have.
             revisions.change_json(path, partial(_merge, content), below=paths.location)
 

@@ -44,14 +44,15 @@ _VERSIONED: Mapping[str, tuple[str, sa.Table, str]] = {
 def contains_objects(location: str) -> bool:
     """Return whether a location contains objects or access rights that a registry must contain."""
     paths = StorePaths(location)
-    if storage_for(paths.location).exists(paths.access):
+    storage = storage_for(paths.location)
+    if storage.exists(paths.access):
         return True
     for folder in (paths.sources, paths.online_stores):
-        if any(name.endswith(".json") for name in storage_for(folder).list_directory(folder)):
+        if any(name.endswith(".json") for name in storage.list_directory(folder)):
             return True
     if any(
-        storage_for(paths.location).list_directory(os.path.join(paths.experiments, name))
-        for name in storage_for(paths.location).list_directory(paths.experiments)
+        storage.list_directory(os.path.join(paths.experiments, name))
+        for name in storage.list_directory(paths.experiments)
     ):
         return True
     return any(True for object_kind in _VERSIONED for _ in _stored_versions(paths, object_kind))
@@ -141,13 +142,12 @@ def _stored_versions(
     """Yield (name, version) of the published versions of a kind in a location."""
     folder_property, _, entry = _VERSIONED[object_kind]
     root: str = getattr(paths, folder_property)
-    for name in storage_for(root).list_directory(root) if names is None else names:
+    storage = storage_for(root)
+    for name in storage.list_directory(root) if names is None else names:
         folder = os.path.join(root, name)
-        for directory in storage_for(folder).list_directory(folder):
+        for directory in storage.list_directory(folder):
             version = parse_version_directory(directory)
-            if version is not None and storage_for(folder).exists(
-                os.path.join(folder, directory, entry)
-            ):
+            if version is not None and storage.exists(os.path.join(folder, directory, entry)):
                 yield name, version
 
 

@@ -134,6 +134,7 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
     Raises:
         TrainingDatasetNotFound: The manifest does not contain the file.
     """
+    storage = storage_for(dataset.path)
     file_hashes = manifest_hashes(dataset.manifest)
     if path not in file_hashes:
         raise TrainingDatasetNotFound(
@@ -141,8 +142,7 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
             hint=f"its manifest lists {len(file_hashes):,} files",
         )
     # A manipulated manifest or a symbolic link must not expose other files.
-    full_path = storage_for(dataset.path).resolve_inside(dataset.path, path)
-    storage = storage_for(full_path)
+    full_path = storage.resolve_inside(dataset.path, path)
     size = storage.size(full_path)
     headers = {"etag": f'"{file_hashes[path]}"', "accept-ranges": "bytes"}
     range_match = _OPEN_RANGE.fullmatch(range_header)

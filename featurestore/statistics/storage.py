@@ -52,16 +52,15 @@ class StatisticsFiles:
 
     def write(self, delta_version: int, state: StatisticsState) -> str:
         """Write the state of the full table, remove the states that it replaces; return the path."""
+        storage = storage_for(self.directory)
         path = self._path(f"{delta_version}.state")
-        storage_for(path).write_atomically(path, state_to_bytes(state))
+        storage.write_atomically(path, state_to_bytes(state))
         # The merged state is written before its parts are removed: after a crash in between, both
         # exist and the full state is used.
         for state_file in self._list_state_files():
             is_full_state = state_file.version == delta_version and state_file.base is None
             if state_file.version <= delta_version and not is_full_state:
-                storage_for(self._path(state_file.name)).remove(
-                    self._path(state_file.name), below=self.directory
-                )
+                storage.remove(self._path(state_file.name), below=self.directory)
         return path
 
     def append(

@@ -108,14 +108,13 @@ class ShardCache:
         self, directory: str, shard: ManifestShard, copies: list[tuple[ManifestFile, str]]
     ) -> None:
         """Fetch the files of a shard that are missing in the cache."""
+        storage = storage_for(directory)
         with self._locked(shard.sha256):
             was_fetched = False
             for file, path in copies:
                 if not _has_size(path, file.bytes):
-                    source = storage_for(directory).resolve_inside(directory, file.path)
-                    write_verified(
-                        storage_for(source).read_chunks(source), path, sha256=file.sha256
-                    )
+                    source = storage.resolve_inside(directory, file.path)
+                    write_verified(storage.read_chunks(source), path, sha256=file.sha256)
                     was_fetched = True
             # The modification time of a copy is the time of its last use.
             with suppress(FileNotFoundError):

@@ -94,7 +94,7 @@ def connect(
         )
     directory = location_of(settings.location)
     storage = storage_for(directory)
-    if not storage_for(directory).is_local:
+    if not storage.is_local:
         check_remote(directory, settings)
         use_options(directory, storage_options)
     elif storage_options:

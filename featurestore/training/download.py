@@ -39,6 +39,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
         StorageError: A file cannot be read or written.
     """
     directory = local_directory(target)
+    storage = storage_for(directory)
     # Another dataset's files would be mixed with these, and both manifests would be wrong.
     if is_finished(directory) and read_manifest(directory) != manifest:
         raise InvalidArgument(
@@ -54,11 +55,8 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
 
     def get(path: str) -> None:
         # A manifest is untrusted input: a path in it must not lead outside the directory.
-        target_path = storage_for(directory).resolve_inside(directory, path)
-        if (
-            storage_for(target_path).exists(target_path)
-            and files.sha256(target_path) == expected_hashes[path]
-        ):
+        target_path = storage.resolve_inside(directory, path)
+        if storage.exists(target_path) and files.sha256(target_path) == expected_hashes[path]:
             progress.advance(sizes.get(path, 0))
             return
         chunks = read_bytes(path)

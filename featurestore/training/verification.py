@@ -246,11 +246,12 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Dat
 
 def _missing_reason(directory: str, relative: str) -> str | None:
     """Return the reason why a file cannot be checked, or None if it can."""
+    storage = storage_for(directory)
     try:
-        path = storage_for(directory).resolve_inside(directory, relative)
+        path = storage.resolve_inside(directory, relative)
     except StorageError as error:
         return error.message
-    return None if storage_for(path).exists(path) else "is missing"
+    return None if storage.exists(path) else "is missing"
 
 
 def _count_equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:

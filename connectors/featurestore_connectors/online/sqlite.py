@@ -187,7 +187,7 @@ class SQLiteOnlineStore:
     def _connect(self) -> sqlite3.Connection:
         folder = os.path.dirname(self._path)
         storage = storage_for(folder)
-        if storage_for(self._path).exists(self._path) and not storage.is_writable(folder):
+        if storage.exists(self._path) and not storage.is_writable(folder):
             return self._connect_to_copy()
         storage.make_directory(folder)
         sqlite_files.create_database(self._path)

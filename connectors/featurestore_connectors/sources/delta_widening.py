@@ -64,10 +64,11 @@ class WidenedTable:
 
     def write_logs(self, directory: str) -> list[str]:
         """Write a table of one version for each set of types, and return their folders."""
+        storage = storage_for(directory)
         folders = []
         for number, (schema, adds) in enumerate(self.adds_by_schema.items()):
             folder = os.path.join(directory, str(number))
-            storage_for(folder).make_directory(os.path.join(folder, log.LOG_FOLDER))
+            storage.make_directory(os.path.join(folder, log.LOG_FOLDER))
             changed = _changed_columns(self.metadata["schemaString"], schema)
             lines = [
                 {"protocol": self.protocol},
@@ -75,9 +76,7 @@ class WidenedTable:
                 *({"add": self._absolute_add(add, changed)} for add in adds),
             ]
             text = "".join(f"{json.dumps(line)}\n" for line in lines)
-            storage_for(log.commit_path(folder, 0)).write_new(
-                log.commit_path(folder, 0), text.encode()
-            )
+            storage.write_new(log.commit_path(folder, 0), text.encode())
             folders.append(folder)
         return folders
 

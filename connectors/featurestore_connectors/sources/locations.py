@@ -344,12 +344,12 @@ def list_files(root: str) -> FileListing:
             hidden.append(path)
             continue
         # The grant of a source is for its folder. A user who can write to the folder must not read other files.
-        if not storage_for(path).is_below(path, root):
+        if not storage.is_below(path, root):
             raise SourceError(
                 f"{path} is a symbolic link to a file outside of the folder of its source.",
                 hint="replace it by a copy, or register the folder of the file as a source",
             )
-        statuses_by_path[path] = storage_for(path).status(path)
+        statuses_by_path[path] = storage.status(path)
     return FileListing(statuses_by_path, tuple(hidden))
 
 

@@ -265,12 +265,12 @@ def check_files(directory: str, spec: ModelSpec) -> None:
     storage = storage_for(directory)
     for file in spec.files:
         path = storage.resolve_inside(directory, file.path)
-        if not storage_for(path).exists(path) or files.sha256(path) != file.sha256:
+        if not storage.exists(path) or files.sha256(path) != file.sha256:
             raise _changed_error(path, spec)
     artifact = storage.resolve_inside(directory, spec.artifact)
-    if storage_for(artifact).is_directory(artifact):
+    if storage.is_directory(artifact):
         registered_paths = {os.path.join(directory, file.path) for file in spec.files}
-        for path in storage_for(artifact).walk(artifact):
+        for path in storage.walk(artifact):
             if path not in registered_paths:
                 raise _changed_error(path, spec)
 

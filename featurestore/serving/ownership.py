@@ -38,7 +38,7 @@ from featurestore.model.online_store import EMBEDDED
 from featurestore.model.threads import translate_thread_errors
 from featurestore.plugins.online import OnlineStore
 from featurestore.registry import featuregroups, online_stores
-from featurestore.serving.state import STATE_FORMAT, Lease, Origin, PublishedView, ViewState
+from featurestore.serving.state import Lease, Origin, PublishedView, ViewState
 from featurestore.serving.stores import OnlineReads, StoreClock, open_online_store, server_identity
 from featurestore.session import Session
 from featurestore.storage.locks import process_namespace
@@ -82,8 +82,8 @@ def check_published(session: Session, state: ViewState, view: PublishedView) -> 
 
     Raises:
         NotPublished: The view is not published to the online store.
-        PublishedValueMismatch: Another feature store or an earlier release published the values,
-            or a group was deleted and created again since.
+        PublishedValueMismatch: Another feature store published the values, or a group was deleted
+            and created again since.
     """
     if state.generation == 0:
         raise NotPublished(
@@ -91,12 +91,6 @@ def check_published(session: Session, state: ViewState, view: PublishedView) -> 
             hint=view.publish_line(),
         )
     _check_origin(session, state, view)
-    if state.format < STATE_FORMAT:
-        raise PublishedValueMismatch(
-            f"{view.subject} was published to the online store {view.online!r} by an earlier "
-            "release, whose values have no checksums.",
-            hint=view.publish_line(full=True),
-        )
     for name, version in _replaced_groups(session, state):
         raise PublishedValueMismatch(
             f"{view.subject} was published to the online store {view.online!r} from another "

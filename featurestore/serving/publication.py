@@ -49,7 +49,6 @@ from featurestore.serving.seals import (
 )
 from featurestore.serving.state import (
     GRACE,
-    STATE_FORMAT,
     GroupId,
     GroupState,
     PublishedView,
@@ -342,7 +341,6 @@ class _Publisher:
             state,
             generation=generation,
             groups=groups,
-            format=STATE_FORMAT,
             server=self.lease.server,
         )
         return switched.with_retired(state.generation, self.clock.now())

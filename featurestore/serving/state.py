@@ -1,7 +1,6 @@
 """The state record of a published view: the contents of an online store.
 
-A record is a JSON object whose last field is the checksum of its key and of all bytes before. A record
-of format 1 has no checksum; readers refuse it, and the next publication writes all values.
+A record is a JSON object whose last field is the checksum of its key and of all bytes before.
 """
 
 from __future__ import annotations
@@ -170,17 +169,17 @@ def _write_groups(groups: Mapping[GroupId, GroupState]) -> list[JsonDict]:
 
 
 _GROUPS = Codec(array(Codec(_read_group), dict).read, _write_groups)
-_KEYS = ("format", "generation", "groups", "token", "lease", "retired", "origin", "server")
+_SUBJECT = "The state record of a published view"
 
 
 @dataclass(frozen=True)
-class ViewState(Record, keys=_KEYS):
+class ViewState(Record, format=STATE_FORMAT, oldest_format=STATE_FORMAT, subject=_SUBJECT):
     """The state of a published view version; ``generation`` 0 means that nothing is published.
 
     Readers need ``generation`` and ``groups``. ``origin`` is the feature store that publishes the
-    view, since several may use one online store. ``format`` is that of the values. ``server`` is the
-    identity of the server that has all values of ``generation``; None if it is unknown. Only the
-    owner of the lease changes the state, except that former owners retire their generation.
+    view, since several may use one online store. ``server`` is the identity of the server that has
+    all values of ``generation``; None if it is unknown. Only the owner of the lease changes the
+    state, except that former owners retire their generation.
     """
 
     generation: int = 0
@@ -188,7 +187,6 @@ class ViewState(Record, keys=_KEYS):
     lease: Lease | None = None
     retired: tuple[RetiredGeneration, ...] = ()
     origin: Origin | None = None
-    format: int = STATE_FORMAT
     server: str | None = None
 
     @classmethod
@@ -206,10 +204,10 @@ class ViewState(Record, keys=_KEYS):
             if not isinstance(content, bytes):
                 raise MalformedJson("it is not a byte string")
             data = JsonObject.from_value(parse_object(content))
-            subject = "The state record of a published view"
-            format_number = data.number("format", minimum=1)
-            check_format(format_number, STATE_FORMAT, subject=subject)
-            if format_number > 1 and content != _add_checksum(content[:-_SEAL_SIZE], view.key):
+            # The first, since the checksum of a newer format may differ.
+            format_number = data.number("format", minimum=STATE_FORMAT)
+            check_format(format_number, STATE_FORMAT, subject=_SUBJECT)
+            if content != _add_checksum(content[:-_SEAL_SIZE], view.key):
                 raise MalformedJson("its checksum does not match")
             return cls.from_json(data)
         except MalformedJson as error:
@@ -223,11 +221,6 @@ class ViewState(Record, keys=_KEYS):
         """Return the record of a key as JSON with its checksum."""
         text = json.dumps(self.to_json(), separators=(",", ":"))
         return _add_checksum(text.encode()[:-1], key)
-
-    @property
-    def token(self) -> int:
-        """The number of the last lease, which earlier releases require."""
-        return 0
 
     def generations(self, *, retired_since: datetime | None = None) -> set[int]:
         """Return the generations that may have values: published, unfinished and retired ones.

@@ -194,7 +194,7 @@ NAMES = [
     "pickle:loads",
     "pytest:exit",
     "numpy:save",
-    "featurestore.storage.files:remove",
+    "featurestore.storage.removal:remove_below",
     "featurestore:connect",
     "tests.attacks.test_loaders:rmtree",
     "builtins:exec",

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from functools import cache
 from operator import attrgetter
-from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from featurestore.errors import InvalidJob
 from featurestore.model import display
 from featurestore.model.failure_action import FailureAction
 from featurestore.model.group_options import GroupOptions
+from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import check_name
 from featurestore.model.plan import canonical_hash
 from featurestore.model.publication_target import CatalogTarget, PublicationTarget
+from featurestore.model.records import Codec, codec_of
 from featurestore.model.source import SourceInput
 from featurestore.model.stream import StreamSpec
-from featurestore.model.times import duration_from_json, duration_to_json, parse_moment
+from featurestore.model.times import format_duration
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -280,10 +281,10 @@ class JobSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Convert the definition to a JSON object, the inverse of ``from_json``."""
-        data = {}
+        codecs, data = _find_codecs(), {}
         for name, read_value in _find_attributes(self.kind).items():
             default = _ALL_FIELDS[name].default
-            value = default if read_value is None else _to_json(read_value(self))
+            value = default if read_value is None else codecs[name].to_json(read_value(self))
             if name in _FIELDS or value != default:
                 data[name] = value
         return data
@@ -295,7 +296,6 @@ class JobSpec:
         Raises:
             InvalidJob: The definition is invalid, for example in the registry of another store.
         """
-        _check_types(data)
         try:
             values = _read_fields(data)
             name, work_type = values["name"], _WORK_TYPES[values["kind"]]
@@ -304,8 +304,9 @@ class JobSpec:
             spec = cls(name, _build(Schedule, values), _build(Alerts, values), work)
             # That of a publish or catalog job is derived.
             targets = {values["target"], spec.target}
-        # OverflowError: a stored duration or time may exceed the range of Python.
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
+        except MalformedJson as error:
+            raise _damaged_definition_error(str(error)) from error
+        except (LookupError, TypeError, ValueError) as error:
             raise _damaged_definition_error(f"{type(error).__name__}: {error}") from error
         check_name(spec.name, noun="job")
         for target in targets:
@@ -327,109 +328,77 @@ class JobSpec:
         return canonical_hash(self.to_json())
 
 
-def _to_json(value: Any) -> Any:
-    """Convert a field of a definition to JSON."""
-    if value is None or isinstance(value, (str, int)):  # most fields, also flags
-        return value
-    if isinstance(value, timedelta):
-        return duration_to_json(value)
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, tuple):
-        return list(map(_item_to_json, value))
-    if isinstance(value, Mapping):
-        return {name: _item_to_json(item) for name, item in value.items()}
-    return _item_to_json(value)
-
-
-def _item_to_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.to_json() if hasattr(value, "to_json") else value
-
-
-def _read_strings(value: Mapping[str, object]) -> dict[str, str]:
-    return {key: str(item) for key, item in value.items()}
-
-
-def _read_sources(value: Mapping[str, object]) -> dict[str, SourceInput]:
-    return {key: SourceInput.from_json(item) for key, item in value.items()}
-
-
-def _read_start(value: str) -> datetime:
-    return parse_moment(value, argument="start", warn=False)
-
-
 @dataclass(frozen=True)
 class _Stored:
     """A field of the stored definition, which is a flat JSON object.
 
     Attributes:
-        default: The value that is stored if the work has no such field.
-        types: The types of the JSON value.
-        read: Converts a JSON value, which is not null, to that of the attribute.
+        annotation: The type of the field, which has its codec.
+        default: The JSON value that is stored if the work has no such field.
         attribute: The name of the attribute, if it differs from the stored name.
     """
 
+    annotation: Any
     default: Any = None
-    types: type | tuple[type, ...] = object
-    read: Callable[[Any], Any] | None = None
     attribute: str = ""
 
 
-_TEXT, _NULLABLE_TEXT = _Stored(types=str), _Stored(types=(str, NoneType))
-_NULLABLE_NUMBER = _Stored(types=(int, NoneType))
-_LENGTH = _Stored(duration_to_json(timedelta(0)), str, duration_from_json)
-_STRINGS = _Stored({}, dict, _read_strings)
+_LENGTH, _STRINGS = _Stored(timedelta, "0us"), _Stored(Mapping[str, str], {})
+_NAMES = _Stored(tuple[str, ...], [])
 # In the order of the stored definitions.
 _FIELDS: Mapping[str, _Stored] = {
-    "name": _TEXT,
-    "kind": _TEXT,
-    "target": _TEXT,
-    "schedule": _Stored(types=str, attribute="cron"),
+    "name": _Stored(str),
+    "kind": _Stored(str),
+    "target": _Stored(str),
+    "schedule": _Stored(str, attribute="cron"),
     "inputs": _STRINGS,
-    "code": _Stored("", str),
-    "window": _Stored(None, (str, NoneType), duration_from_json, attribute="width"),
-    "start": _Stored(None, (str, NoneType), _read_start),
+    "code": _Stored(str, ""),
+    "window": _Stored(timedelta | None, attribute="width"),
+    "start": _Stored(datetime | None),
     "lookback": _LENGTH,
     "allowed_lateness": _LENGTH,
-    "timezone": _TEXT,
-    "closed": _Stored("right", str),
-    "mode": _Stored("replace_window", str),
-    "validation": _Stored("strict", str),
-    "primary_key": _Stored([], list, tuple),
-    "event_time": _NULLABLE_TEXT,
-    "created_time": _NULLABLE_TEXT,
-    "partition_by": _Stored([], list, tuple),
-    "ttl": _Stored(None, (str, NoneType), duration_from_json),
-    "expectations": _Stored([], list, lambda expectations: tuple(map(dict, expectations))),
-    "statistics": _Stored(True, bool),
-    "description": _TEXT,
+    "timezone": _Stored(str),
+    "closed": _Stored(Closed, "right"),
+    "mode": _Stored(JobMode, "replace_window"),
+    "validation": _Stored(str, "strict"),
+    "primary_key": _NAMES,
+    "event_time": _Stored(str | None),
+    "created_time": _Stored(str | None),
+    "partition_by": _NAMES,
+    "ttl": _Stored(timedelta | None),
+    "expectations": _Stored(tuple[Mapping[str, Any], ...], []),
+    "statistics": _Stored(bool, True),
+    "description": _Stored(str),
     "tags": _STRINGS,
     "input_times": _STRINGS,
-    "retries": _Stored(types=int),
-    "catchup": _NULLABLE_NUMBER,
-    "on_error": _Stored(types=str),
-    "on_failure": _Stored(read=FailureAction.from_json),
-    "keep": _NULLABLE_NUMBER,
+    "retries": _Stored(int),
+    "catchup": _Stored(int | None),
+    "on_error": _Stored(OnError),
+    "on_failure": _Stored(FailureAction | None),
+    "keep": _Stored(int | None),
 }
 # Fields that few jobs have: their defaults are omitted.
 _RARE_FIELDS: Mapping[str, _Stored] = {
-    "compact": _Stored("auto"),
-    "alert": _Stored([], list, lambda names: tuple(map(str, names)), attribute="channels"),
-    "remind": _Stored(duration_to_json(REMIND), (str, NoneType), duration_from_json),
-    "sources": _Stored({}, dict, _read_sources),
-    "tombstone": _NULLABLE_TEXT,
-    "delete_missing": _Stored(False, bool),
-    "shared": _Stored(False, bool),
-    "publishes": _Stored([], list, lambda items: tuple(map(PublicationTarget.from_json, items))),
-    "watched": _Stored(types=dict, read=MonitorSpec.from_json),
-    "stream": _Stored(types=dict, read=StreamSpec.from_json),
-    "registers": _Stored(types=dict, read=CatalogTarget.from_json),
+    "compact": _Stored(str | None, "auto"),
+    "alert": _Stored(tuple[str, ...], [], attribute="channels"),
+    "remind": _Stored(timedelta | None, format_duration(REMIND)),
+    "sources": _Stored(Mapping[str, SourceInput], {}),
+    "tombstone": _Stored(str | None),
+    "delete_missing": _Stored(bool, False),
+    "shared": _Stored(bool, False),
+    "publishes": _Stored(tuple[PublicationTarget, ...], []),
+    "watched": _Stored(MonitorSpec),
+    "stream": _Stored(StreamSpec),
+    "registers": _Stored(CatalogTarget),
 }
 
 
 _ALL_FIELDS = {**_FIELDS, **_RARE_FIELDS}
+
+
+@cache
+def _find_codecs() -> Mapping[str, Codec]:
+    return {name: codec_of(stored.annotation) for name, stored in _ALL_FIELDS.items()}
 
 
 @cache
@@ -454,32 +423,28 @@ def _find_attributes(kind: JobKind) -> dict[str, attrgetter[Any] | None]:
     return attributes
 
 
-def _check_types(data: Any) -> None:
-    """Raise InvalidJob if a stored value has another type; a registry may be that of another store."""
-    if not isinstance(data, Mapping):
-        return  # ``_read_fields`` raises an error
-    for name, value in data.items():
-        if name in _ALL_FIELDS and not isinstance(value, _ALL_FIELDS[name].types):
-            raise _damaged_definition_error(f"{name} is {value!r}")
-
-
 def _read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a stored definition by attribute.
 
     Raises:
-        KeyError, TypeError, ValueError: A field is missing, unknown or invalid.
+        TypeError, ValueError: A field is missing, unknown or invalid.
     """
     unknown = set(data).difference(_ALL_FIELDS)
     if unknown:
         raise ValueError(f"unknown fields {sorted(unknown)}")
-    values: dict[str, Any] = {}
+    codecs, values = _find_codecs(), {}
     for name, stored in _ALL_FIELDS.items():
         if name in _RARE_FIELDS and name not in data and stored.default is None:
             continue
-        value = data.get(name, stored.default) if name in _RARE_FIELDS else data[name]
-        if stored.read is not None and value is not None:
-            value = stored.read(value)
-        values[stored.attribute or name] = value
+        if name not in data and name in _FIELDS:
+            raise MalformedJson("is missing", name)
+        value = data.get(name, stored.default)
+        try:
+            values[stored.attribute or name] = codecs[name].read(value)
+        except MalformedJson as error:
+            if error.path == "":
+                raise MalformedJson(f"{name} is {value!r}") from error
+            raise error.within(name) from error
     return values
 
 

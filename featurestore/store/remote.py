@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from featurestore import ingest
 from featurestore.errors import FeatureGroupNotFound, InvalidReference, TrainingDatasetNotFound
@@ -19,6 +19,7 @@ from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.statistics import Statistics
+from featurestore.model.suggestions import missing_member_error
 from featurestore.model.verification import GroupVerifyReport
 from featurestore.model.window_features import WindowFeature, window_to_json
 from featurestore.plugins.remote import open_client
@@ -44,6 +45,7 @@ from featurestore.store.remote_handles import (
 )
 from featurestore.training import TrainingDataset
 from featurestore.training.download import download
+from featurestore.training.metadata import DatasetMetadata
 from featurestore.training.transformations import read_registered
 from featurestore.training.verification import DatasetProblem, VerifyReport
 
@@ -61,10 +63,30 @@ if TYPE_CHECKING:
     from featurestore.transform import Transformations
 
 _FOLDER = "/training-datasets"
+# The methods of local datasets that a served one lacks, with the expression that works instead.
+_REFUSED = {
+    **{
+        name: f"download('folder').{name}(...)"
+        for name in (
+            "path_of",
+            "url_of",
+            "matrix",
+            "reader",
+            "resume",
+            "petastorm_reader",
+            "fit",
+            "preprocessor",
+            "keras_inputs",
+        )
+    },
+    "diff": "download('folder').diff(other.download('other'))",
+    "staleness": "stale",
+    "drift": "stale",
+}
 
 
 @dataclass(frozen=True)
-class RemoteTrainingDataset(TrainingDataset):
+class RemoteTrainingDataset(DatasetMetadata):
     """A version of a training dataset on a server; ``download`` copies its files."""
 
     client: Client = field(kw_only=True, repr=False, compare=False)
@@ -132,43 +154,13 @@ class RemoteTrainingDataset(TrainingDataset):
             download(self.manifest, file_content, os.fspath(path)), self.manifest
         )
 
-    # -- operations that require the files --------------------------------------------------------
+    if not TYPE_CHECKING:  # a type checker would accept every name
 
-    def path_of(self, split: str) -> NoReturn:
-        self._refuse("path_of()", "download('folder').path_of(...)")
-
-    def url_of(self, split: str) -> NoReturn:
-        self._refuse("url_of()", "download('folder').url_of(...)")
-
-    def matrix(self, *_: object, **__: object) -> NoReturn:
-        self._refuse("matrix()", "download('folder').matrix(...)")
-
-    def reader(self, *_: object, **__: object) -> NoReturn:
-        self._refuse("reader()", "download('folder').reader(...)")
-
-    def resume(self, *_: object, **__: object) -> NoReturn:
-        self._refuse("resume()", "download('folder').resume(...)")
-
-    def petastorm_reader(self, *_: object, **__: object) -> NoReturn:
-        self._refuse("petastorm_reader()", "download('folder').petastorm_reader(...)")
-
-    def diff(self, other: TrainingDataset) -> NoReturn:
-        self._refuse("diff()", "download('folder').diff(other.download('other'))")
-
-    def fit(self, *_: object, **__: object) -> NoReturn:
-        self._refuse("fit()", "download('folder').fit(...)")
-
-    def preprocessor(self, *_: object, **__: object) -> NoReturn:
-        self._refuse("preprocessor()", "download('folder').preprocessor(...)")
-
-    def keras_inputs(self, *_: object, **__: object) -> NoReturn:
-        self._refuse("keras_inputs()", "download('folder').keras_inputs(...)")
-
-    def staleness(self) -> NoReturn:
-        raise unsupported_error(self.client.address, "staleness()", hint="dataset.stale")
-
-    def drift(self) -> NoReturn:
-        raise unsupported_error(self.client.address, "drift()", hint="dataset.stale")
+        def __getattr__(self, name: str) -> Any:
+            """Return a function that refuses a method of local datasets, which needs the files."""
+            if name not in _REFUSED:
+                raise missing_member_error(self, name, "dataset.read(split)")
+            return lambda *_, **__: self._refuse(f"{name}()", _REFUSED[name])
 
     def _refuse(self, feature: str, instead: str) -> NoReturn:
         raise unsupported_error(self.client.address, feature, hint=f"dataset.{instead}")
@@ -184,9 +176,11 @@ class RemoteTrainingDatasetCalls(StoreBase):
             version = int(client.get(f"{_FOLDER}/{name}")["version"])
         path = f"{_FOLDER}/{name}/{version}"
         manifest = Manifest.from_bytes(client.content(f"{path}/manifest"), path=path)
-        return RemoteTrainingDataset(
+        dataset = RemoteTrainingDataset(
             f"{client.address}/api/v1{path}", manifest, self._session, client=client
         )
+        # It has the methods of a dataset that need no files.
+        return cast(TrainingDataset, dataset)
 
     def get_training_datasets(
         self, *, limit: int | None = None, offset: int = 0

@@ -14,8 +14,6 @@ from featurestore import _current
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
-from featurestore.model.manifest import Manifest, format_source
-from featurestore.model.roles import DatasetRoles
 from featurestore.model.suggestions import missing_member_error
 from featurestore.plugins.format import find_format
 from featurestore.progress import show_progress
@@ -24,11 +22,10 @@ from featurestore.storage.connections import use_options
 from featurestore.storage.location import location_of, require_local
 from featurestore.storage.manifests import read_annotations, read_manifest
 from featurestore.storage.shards import DEFAULT_CACHE_BYTES, open_cache
+from featurestore.training.metadata import DatasetMetadata
 from featurestore.training.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from featurestore.readers import Reader
     from featurestore.readers.class_weights import ClassWeights
     from featurestore.retrieval import FeatureFrame
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 @show_progress
 @suggest_arguments
 @dataclass(frozen=True)
-class TrainingDataset(ModelInputs):
+class TrainingDataset(ModelInputs, DatasetMetadata):
     """One version of a training dataset: immutable files and their manifest.
 
     Attributes such as ``class_weights`` and ``roles`` come from the manifest; methods such as
@@ -54,11 +51,6 @@ class TrainingDataset(ModelInputs):
     ('late_flights', 1, ('train',))
     """
 
-    path: str
-    """The directory of the version, with one folder for each split. Other programs open
-    ``path_of("train")`` or ``url_of("train")``."""
-    manifest: Manifest = field(repr=False)
-    session: Session | None = field(default=None, repr=False, compare=False)
     # The settings of each matrix and frame read from this dataset, which experiment runs record.
     matrices: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
@@ -93,46 +85,6 @@ class TrainingDataset(ModelInputs):
         _current.record_path_read(directory)
         return cls(directory, read_manifest(directory))
 
-    @property
-    def name(self) -> str:
-        """The name of the dataset."""
-        return self.manifest.name
-
-    @property
-    def version(self) -> int:
-        """The version of the dataset."""
-        return self.manifest.version
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The feature types of the columns.
-
-        >>> store.get_training_dataset("late_flights").schema.field("seats").type
-        DataType(int64)
-        """
-        # Imported here, like most parts of this class, so that a worker opens a dataset without
-        # loading them.
-        from featurestore.training.reading import dataset_schema
-
-        return dataset_schema(self.manifest)
-
-    @property
-    def roles(self) -> DatasetRoles:
-        """The role of each column: input, label, weight, key or time.
-
-        >>> store.get_training_dataset("late_flights").roles
-        inputs:   temp, seats
-        label:    late
-        key:      tailnum, origin
-        time:     asked_at
-        """
-        return DatasetRoles({column.name: column.role for column in self.manifest.columns})
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits, in order."""
-        return tuple(split.name for split in self.manifest.splits)
-
     def path_of(self, split: str) -> str:
         """Return the directory of a split, for Spark, globs and other readers.
 
@@ -165,66 +117,6 @@ class TrainingDataset(ModelInputs):
     def tags(self) -> dict[str, str]:
         """The tags; ``add_training_dataset_tag`` adds one."""
         return dict(read_annotations(self.path, self.manifest).tags)
-
-    def num_rows(self, split: str) -> int:
-        """Return the number of rows of a split.
-
-        >>> store.get_training_dataset("late_flights").num_rows("train")
-        4
-        """
-        return self.manifest.split(split).rows
-
-    @property
-    def label_proportions(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The proportion of each label value as ``{split: {label: {value: proportion}}}``.
-
-        >>> store.get_training_dataset("late_flights").label_proportions
-        {'train': {'late': {'false': 0.5, 'true': 0.5}}}
-        """
-        from featurestore.training.comparison import label_proportions
-
-        return label_proportions(self.manifest)
-
-    def _summary(self) -> dict[str, object]:
-        rows = {split.name: split.rows for split in self.manifest.splits}
-        return {
-            "name": self.name,
-            "version": self.version,
-            "data_format": self.manifest.data_format,
-            "rows": sum(rows.values()),
-            "splits": rows,
-            "reproducible": self.manifest.reproducible,
-            "created": self.manifest.created,
-            "description": self.manifest.description,
-        }
-
-    def _repr_html_(self) -> str:
-        caption = f"Training dataset {self.name} v{self.version}"
-        more = {"path": self.path, "sources": list(map(format_source, self.manifest.sources))}
-        columns: list[dict[str, object]] = [
-            {"name": column.name, "type": column.tf_type, "role": column.role}
-            for column in self.manifest.columns
-        ]
-        return display.properties_table(
-            {**self._summary(), **more}, caption=caption
-        ) + display.records_table(columns)
-
-    @property
-    def class_weights(self) -> dict[Any, Any]:
-        """The balanced class weights of the training split: rows / (classes * rows of the class).
-
-        The weights are ``{class: weight}``, or ``{label: {class: weight}}`` for several labels.
-        Classes are the values that ``reader`` yields: 0 and 1 for booleans, and codes from 0 for a
-        label that a transformation encodes. Rows without a label are ignored.
-        ``reader(..., class_weights="balanced")`` applies these weights.
-
-        >>> store.get_training_dataset("late_flights").class_weights
-        {0: 1.0, 1: 1.0}
-        """
-        from featurestore.training.reading import class_weights
-        from featurestore.training.transformations import resolve_transformations
-
-        return class_weights(self.manifest, resolve_transformations(self, None))
 
     def matrix(
         self,
@@ -392,14 +284,6 @@ class TrainingDataset(ModelInputs):
         return diff(
             self.path, self.manifest, other.path, other.manifest, drift=drift_between(self, other)
         )
-
-    def tf_feature_spec(self) -> dict[str, Any]:
-        """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``.
-
-        >>> sorted(store.get_training_dataset("late_flights").tf_feature_spec())
-        ['asked_at', 'late', 'origin', 'seats', 'tailnum', 'temp']
-        """
-        return find_format(self.manifest.data_format).feature_spec(self.manifest)
 
     def statistics(self, split: str) -> Statistics:
         """Return the statistics of a split; compute them if the export did not.

@@ -11,6 +11,7 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.labels import typed_relation, typed_schema
 from featurestore.session import Session
 from featurestore.training.dataset import TrainingDataset
+from featurestore.training.metadata import DatasetMetadata
 from featurestore.training.transformations import resolve_transformations
 from featurestore.transform.apply import TransformBatch, check_frame
 from featurestore.transform.fitted import Transformations
@@ -26,7 +27,7 @@ def transform_frame(
     """
     labels: list[str] = []
     fitted: Transformations | None
-    if isinstance(dataset, TrainingDataset):
+    if isinstance(dataset, DatasetMetadata):
         fitted = resolve_transformations(dataset, True)
         labels = [name for name, role in dataset.roles.items() if role == "label"]
         types = dict(zip(dataset.schema.names, dataset.schema.types, strict=True))
@@ -57,6 +58,6 @@ def transform_frame(
         return session.engine.map_batches(rows.relation, transform_batch, schema=output_schema)
 
     inputs = list(rows.inputs)
-    if isinstance(dataset, TrainingDataset):
+    if isinstance(dataset, DatasetMetadata):
         inputs.append({"source": f"{TRAININGDATASETS}/{dataset.name}", "version": dataset.version})
     return FeatureFrame(session, relation, schema=output_schema).made_of(*inputs)

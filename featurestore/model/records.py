@@ -341,7 +341,7 @@ def _codec_of_container(origin: Any, arguments: tuple[Any, ...]) -> Codec:
             return codecs.JSON_OBJECT
         return codecs.mapping(codec_of(arguments[1]))
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return codecs.fixed_array(tuple(map(codec_of, arguments)), lambda *items: items)
+        return codecs.fixed_array(tuple(map(codec_of, arguments)))
     if issubclass(origin, Sequence):
         return codecs.array(codec_of(arguments[0]), list if origin is list else tuple)
     if origin is frozenset:

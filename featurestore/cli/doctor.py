@@ -152,13 +152,14 @@ def _check_store(options: GlobalOptions) -> Iterator[Check]:
         )
         yield Check("engine", OK, resolved.engine)
         directory = location_of(resolved.location)
-        if not storage_for(directory).is_local:
+        storage = storage_for(directory)
+        if not storage.is_local:
             yield from _check_remote_store(directory, resolved.registry)
             return
-        if not storage_for(directory).exists(directory):
+        if not storage.exists(directory):
             yield Check("location", ABSENT, f"{directory} does not exist yet", "featurestore init")
             return
-        storage_for(directory).ensure_writable(directory)
+        storage.ensure_writable(directory)
         yield Check("location", OK, f"{directory} is writable")
         yield _check_registry(directory, resolved.registry)
         yield from _check_private_files(directory)

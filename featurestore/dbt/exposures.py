@@ -79,8 +79,9 @@ def write_exposures(session: Session, path: str | os.PathLike[str], *, owner: st
     body = "\n".join(["exposures:", *lines]) if exposures else "exposures: []"
     text = f"{MARKER}version: 2\n{body}\n"
     # dbt parses changed files again.
-    if not storage_for(file).exists(file) or storage_for(file).read_text(file) != text:
-        storage_for(file).write_atomically(file, text.encode())
+    storage = storage_for(file)
+    if not storage.exists(file) or storage.read_text(file) != text:
+        storage.write_atomically(file, text.encode())
     return [exposure.title for exposure in exposures]
 
 
@@ -93,9 +94,9 @@ def _check_path(path: str | os.PathLike[str]) -> str:
             f"{file!r} is not the name of a YAML file.", hint="models/featurestore_exposures.yml"
         )
     directory = os.path.dirname(storage.resolve(file))
-    if not storage_for(directory).is_directory(directory):
+    if not storage.is_directory(directory):
         raise InvalidDbtProject(f"{directory!r} is not a directory.", hint="the folder models")
-    while not storage_for(directory).is_file(os.path.join(directory, _PROJECT_FILE)):
+    while not storage.is_file(os.path.join(directory, _PROJECT_FILE)):
         parent = os.path.dirname(directory)
         if parent == directory:
             raise InvalidDbtProject(

@@ -72,18 +72,18 @@ class OtherFiles:
         return findings
 
     def erase(self, scan: Scan) -> None:
-        location = scan.session.location
+        location, storage = scan.session.location, scan.session.storage
         for path in list(_files(scan.session)):
             _, action = _area_of(path, location)
             if action == "list" or not has_value(path, scan.entities):
                 continue
             if action == "remove":
                 if not _is_being_written(scan, path):
-                    storage_for(path).remove(path, below=location)
+                    storage.remove(path, below=location)
                 continue
-            text = storage_for(path).read_bytes(path).decode("utf-8", "surrogateescape")
+            text = storage.read_bytes(path).decode("utf-8", "surrogateescape")
             cleaned = scan.entities.remove_from(text.encode("utf-8", "replace").decode())
-            storage_for(path).write_atomically(path, cleaned.encode())
+            storage.write_atomically(path, cleaned.encode())
 
 
 def _files(session: Session) -> Iterator[str]:

@@ -406,9 +406,8 @@ class Context:
         if "_reports" in vars(self):
             self._reports.close()
         if self.worker > 0:
-            storage_for(self._artifact_dir_of(self.worker)).remove(
-                self._artifact_dir_of(self.worker), below=self.task.run
-            )
+            directory = self._artifact_dir_of(self.worker)
+            storage_for(directory).remove(directory, below=self.task.run)
 
     @cached_property
     def _reports(self) -> Reports:

@@ -179,9 +179,8 @@ class MonitorPage:
         'weather.html'
         """
         target = os.fspath(path)
-        storage_for(os.path.abspath(target)).write_atomically(
-            os.path.abspath(target), self.to_html().encode()
-        )
+        path = os.path.abspath(target)
+        storage_for(path).write_atomically(path, self.to_html().encode())
         return target
 
 

@@ -29,6 +29,12 @@ class HashCounts:
     hash_sums: dict[int, int]
     profiles: tuple[ColumnProfile, ...]
 
+    def rows(self, group: int) -> int:
+        """Return the number of rows in a group."""
+        if group not in self.histograms:
+            return 0
+        return int(self.histograms[group].sum())
+
 
 @dataclass(frozen=True)
 class ValueLengths:

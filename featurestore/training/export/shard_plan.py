@@ -17,7 +17,7 @@ from featurestore.arrow.values import rounds_to_infinity
 from featurestore.errors import InvalidArgument, InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction
 from featurestore.plugins.format import ColumnProfile, DatasetFormat, Layout
-from featurestore.plugins.native import ShardPlan
+from featurestore.plugins.native import HashCounts, ShardPlan
 from featurestore.training.export.assignment import (
     UNCOVERED,
     Assignment,
@@ -32,9 +32,7 @@ from featurestore.training.export.boundaries import (
     BoundarySearch,
     HashRanges,
     HashSumAccumulator,
-    HashSums,
     HistogramAccumulator,
-    Histograms,
     RangeAccumulator,
     RangeCounts,
     RowsInRanges,
@@ -77,7 +75,7 @@ class ExportPlan:
 
 
 @dataclass(frozen=True)
-class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]]):
+class CountingAccumulator(Accumulator[Any, HashCounts]):
     """An accumulator of hash histograms and hash sums by group, and of column profiles."""
 
     histograms: HistogramAccumulator
@@ -105,26 +103,10 @@ class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[Col
             self.profiles.merge(state[2], other_state[2]),
         )
 
-    def finish(self, state: Any) -> tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]:
-        """Return the result of each accumulator."""
+    def finish(self, state: Any) -> HashCounts:
+        """Return the results of the accumulators."""
         histograms, sums, profiles = state
-        return histograms, sums, self.profiles.finish(profiles)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """The results of the counting pass: histograms and hash sums by group, and column profiles."""
-
-    histograms: Histograms
-    sums: HashSums
-    profiles: tuple[ColumnProfile, ...]
-    bits: int
-
-    def rows(self, group: int) -> int:
-        """Return the number of rows in a group."""
-        if group not in self.histograms:
-            return 0
-        return int(self.histograms[group].sum())
+        return HashCounts(self.histograms.bits, histograms, sums, self.profiles.finish(profiles))
 
 
 @dataclass(frozen=True)
@@ -177,7 +159,7 @@ def plan_shards(
     first_shard = accumulate(shard_counts[:-1], initial=0)
     return ExportPlan(
         rows=split_rows,
-        hash_sums=tuple(counts.sums.get(split, 0) for split in splits),
+        hash_sums=tuple(counts.hash_sums.get(split, 0) for split in splits),
         shards=tuple(
             map(partial(_plan_split, request.format), request.rule.names, shard_rows, boundaries)
         ),
@@ -207,7 +189,7 @@ def _count_rows(
     *,
     function: ClassToSplit | None = None,
     profiles: tuple[ColumnProfile, ...] | None = None,
-) -> Counts:
+) -> HashCounts:
     """Count rows by group.
 
     ``function`` is applied to the batches first, if any. If ``profiles`` is passed, no profiles are
@@ -220,38 +202,24 @@ def _count_rows(
     columns: tuple[str, ...] = ()
     if profiles is None:
         columns = _columns_to_profile(request)
+    counts = None
     if rows.by_engine:
         counts = rows.engine.count_hashes(rows.source, hashes=HASH, group=GROUP, columns=columns)
-        if counts is not None:
-            counted_profiles = profiles or counts.profiles
-            return _build_counts(
-                request,
-                counts.histograms,
-                counts.hash_sums,
-                counted_profiles,
-                counts.bits,
-            )
-    accumulator = CountingAccumulator(
-        HistogramAccumulator(bits), HashSumAccumulator(), ProfileAccumulator(columns)
+    if counts is None:
+        accumulator = CountingAccumulator(
+            HistogramAccumulator(bits), HashSumAccumulator(), ProfileAccumulator(columns)
+        )
+        counts = rows.aggregate(accumulator, columns=columns, function=function)
+    counted_profiles = profiles or counts.profiles
+    _check_weights(request, counted_profiles)
+    total = sum(map(counts.rows, counts.histograms))
+    all_profiles = profile_all_columns(request.columns, counted_profiles, rows=total)
+    return HashCounts(
+        counts.bits,
+        counts.histograms,
+        counts.hash_sums,
+        mark_declared_lengths(all_profiles, request.max_lengths),
     )
-    histograms, sums, counted_profiles = rows.aggregate(
-        accumulator, columns=columns, function=function
-    )
-    return _build_counts(request, histograms, sums, profiles or counted_profiles, bits)
-
-
-def _build_counts(
-    request: ExportRequest,
-    histograms: Histograms,
-    sums: HashSums,
-    profiles: Sequence[ColumnProfile],
-    bits: int,
-) -> Counts:
-    """Combine the counts with a profile of every column."""
-    total = sum(int(histogram.sum()) for histogram in histograms.values())
-    _check_weights(request, profiles)
-    all_profiles = profile_all_columns(request.columns, profiles, rows=total)
-    return Counts(histograms, sums, mark_declared_lengths(all_profiles, request.max_lengths), bits)
 
 
 def _columns_to_profile(request: ExportRequest) -> tuple[str, ...]:
@@ -294,7 +262,7 @@ def _plan_layout(
     return request.format.fitted(layout, rows=rows, shards=shards), shard_counts
 
 
-def _split_classes(rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
+def _split_classes(rows: HashedRows, counts: HashCounts) -> dict[int, ClassSplits]:
     """Find the first hash of each split of each class: the hash of the row with that rank."""
     rule = rows.request.rule
     if len(counts.histograms) > MAX_CLASSES:
@@ -337,7 +305,7 @@ def _find_split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
 
 def _find_shard_boundaries(
     rows: HashedRows,
-    counts: Counts,
+    counts: HashCounts,
     shard_rows: Sequence[Sequence[int]],
     split_classes: ClassToSplit | None,
 ) -> tuple[tuple[Boundary, ...], ...]:

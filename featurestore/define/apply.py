@@ -73,20 +73,22 @@ _COMPARISONS: Mapping[str, Callable[[Draft, Definition, str], ProjectStep | None
 class Planned:
     """A plan with the functions that apply it, and marks of objects that no longer exist.
 
-    ``current_versions`` are the versions of the groups that the definitions describe.
+    ``current_versions`` are the versions of the groups that the definitions describe. ``project`` is
+    None if the registry has no owner marks of the objects. A plan with refusals is not applied.
     """
 
-    project: str
+    project: str | None
     steps: tuple[ProjectStep, ...]
     removals: tuple[ProjectStep, ...]
     stale_marks: tuple[OwnerMark, ...]
+    refusals: tuple[Refusal, ...]
     current_versions: Mapping[str, int]
 
     @property
     def plan(self) -> ProjectPlan:
         """The plan as data."""
         return ProjectPlan(
-            self.project,
+            self.project or "",
             tuple(step.change for step in self.steps),
             tuple(step.change for step in self.removals),
         )
@@ -120,55 +122,97 @@ def choose_project_name(loaded: Project, name: str | None) -> str:
 
 def plan_project(session: Session, loaded: Project, project: str) -> Planned:
     """Compare all definitions with the store; raise DefinitionsRefused for those it refuses."""
+    defined = {(definition.object_type, definition.name) for definition in loaded.definitions}
+    with session.registry.reading() as connection:
+        marks = projects.marks(connection, project)
+    dropped = [mark for mark in marks if (mark.object_type, mark.name) not in defined]
+    planned = plan_definitions(
+        session, loaded.definitions, dropped, project=project, position=loaded.position
+    )
+    if planned.refusals:
+        raise refuse(planned.refusals)
+    return planned
+
+
+def plan_definitions(
+    session: Session,
+    definitions: Sequence[Definition],
+    dropped: Sequence[OwnerMark],
+    *,
+    project: str | None,
+    position: Callable[[Definition], str],
+) -> Planned:
+    """Compare definitions with a store, without writing to it.
+
+    Args:
+        session: The connection.
+        definitions: What the store is to contain.
+        dropped: The objects that earlier definitions created and that are no longer defined.
+        project: The project that owns the objects; None: their owner is not in the registry.
+        position: Returns where a definition was written, for refusals and changes.
+    """
     steps, refusals = [], []
-    reads = comparisons.read_sources(session, loaded, project)
+    reads = comparisons.read_sources(session, definitions, project)
     with draft(session.registry) as registry:
-        draft_session = replace(session, registry=registry, reads=session.recorder)
-        contents = [
-            definition.content
-            for definition in loaded.definitions
-            if isinstance(definition.content, JobContent)
-        ]
-        targets = {content.job.spec.target for content in contents}
-        with registry.reading() as connection:
-            targets |= {job.spec.target for job in jobs.list_all(connection)}
-            marks = projects.marks(connection, project)
-        defined = {(definition.object_type, definition.name) for definition in loaded.definitions}
-        dropped = [mark for mark in marks if (mark.object_type, mark.name) not in defined]
-        registration = Registration(
-            {content.job.spec.name: content.job.spec for content in contents},
-            origins={content.file.origin for content in contents},
-            removed={mark.name for mark in dropped if mark.object_type == JOB},
+        current_draft = open_draft(
+            replace(session, registry=registry, reads=session.recorder), definitions, dropped, reads
         )
-        current_draft = Draft(draft_session, targets, reads, registration)
-        for definition in sort_by_dependency(loaded.definitions):
-            position = loaded.position(definition)
+        for definition in sort_by_dependency(definitions):
             try:
-                check_owner(draft_session, definition, project)
+                if project is not None:
+                    check_owner(current_draft.session, definition, project)
                 compare = _COMPARISONS[definition.object_type]
-                step = compare(current_draft, definition, position)
+                step = compare(current_draft, definition, position(definition))
             except FeatureStoreError as error:
-                refusals.append(Refusal(position, error.message, error.hint))
+                refusals.append(Refusal(position(definition), error.message, error.hint))
             else:
                 steps += [step] if step is not None else []
-        refusals += refuse_expectations(current_draft, loaded)
-        if refusals:
-            raise refuse(refusals)
+        refusals += refuse_expectations(current_draft, definitions, position)
         # The draft now contains the changed jobs and views, which removals may break.
-        removals = plan_removals(draft_session, dropped)
+        removals = [] if refusals else plan_removals(current_draft.session, dropped)
     existing = {mark_of(step.change) for step in removals}
-    stale_marks = tuple(mark for mark in dropped if mark not in existing)
-    versions = current_draft.current_versions
-    return Planned(project, tuple(steps), tuple(removals), stale_marks, versions)
+    return Planned(
+        project,
+        tuple(steps),
+        tuple(removals),
+        tuple(mark for mark in dropped if mark not in existing),
+        tuple(refusals),
+        current_draft.current_versions,
+    )
 
 
-def refuse_expectations(draft: Draft, loaded: Project) -> list[Refusal]:
+def open_draft(
+    session: Session,
+    definitions: Sequence[Definition],
+    dropped: Sequence[OwnerMark],
+    reads: comparisons.SourceLookups,
+) -> Draft:
+    """Return a draft with the jobs of the definitions and of the store."""
+    contents = [
+        definition.content
+        for definition in definitions
+        if isinstance(definition.content, JobContent)
+    ]
+    targets = {content.job.spec.target for content in contents}
+    with session.registry.reading() as connection:
+        targets |= {job.spec.target for job in jobs.list_all(connection)}
+    registration = Registration(
+        {content.job.spec.name: content.job.spec for content in contents},
+        origins={content.file.origin for content in contents},
+        removed={mark.name for mark in dropped if mark.object_type == JOB},
+    )
+    return Draft(session, targets, reads, registration)
+
+
+def refuse_expectations(
+    draft: Draft, definitions: Sequence[Definition], position: Callable[[Definition], str]
+) -> list[Refusal]:
     """Return the groups whose expectations name columns or features that do not exist.
 
     They are checked against the complete draft, since groups may refer to each other.
     """
     refusals = []
-    for definition in loaded.definitions:
+    for definition in definitions:
         if not isinstance(definition.content, GroupContent):
             continue
         version = definition.content.version or draft.current_versions.get(definition.name)
@@ -179,7 +223,7 @@ def refuse_expectations(draft: Draft, loaded: Project) -> list[Refusal]:
         try:
             check_expectations(draft.session, group.spec)
         except InvalidExpectation as error:
-            refusals.append(Refusal(loaded.position(definition), error.message, error.hint))
+            refusals.append(Refusal(position(definition), error.message, error.hint))
     return refusals
 
 
@@ -232,19 +276,24 @@ def apply_folder(
         with serialize_applies(session, name):
             # Another process may have changed the store while this one waited.
             planned = plan_project(session, loaded, name)
-            if remove:
-                check_blockers(planned.removals)
-            apply_plan(session, planned, remove=remove)
-    grant_definitions(session, loaded, planned.current_versions)
+            apply_planned(session, planned, remove=remove)
+    grant_definitions(session, loaded.definitions, planned)
     return planned.plan
 
 
-def apply_plan(session: Session, planned: Planned, *, remove: bool) -> None:
-    """Apply the steps of a plan, each with its owner mark."""
+def apply_planned(session: Session, planned: Planned, *, remove: bool) -> None:
+    """Apply the steps of a plan, each with its owner mark.
+
+    Raises:
+        DefinitionsRefused: ``remove`` is set, and others read an object that would be removed.
+    """
+    if remove:
+        check_blockers(planned.removals)
     for step in planned.steps:
         change = step.change
         # A change of a view creates its next version. The mark is written first.
-        if change.action == "create" or change.kind == VIEW:
+        creates = change.action == "create" or change.kind == VIEW
+        if planned.project is not None and creates:
             with session.registry.transaction() as connection:
                 projects.add(connection, planned.project, mark_of(change))
         step.run(session)
@@ -260,19 +309,27 @@ def apply_plan(session: Session, planned: Planned, *, remove: bool) -> None:
 
 
 def grant_definitions(
-    session: Session, loaded: Project, current_versions: Mapping[str, int]
+    session: Session, definitions: Sequence[Definition], planned: Planned
 ) -> None:
     """Allow what a project defines to act on this machine: jobs, sources, channels and queries.
 
-    The store may have the registration from another machine, whose grants do not apply here.
+    The store may have the registration from another machine, whose grants do not apply here. The steps
+    of the plan have granted the groups that they created, and the jobs that they registered.
     """
-    for definition in loaded.definitions:
+    granted = {
+        (step.change.kind, step.change.name, step.change.version)
+        for step in planned.steps
+        if step.change.kind == JOB or step.change.action == "create"
+    }
+    for definition in definitions:
         content = definition.content
         if isinstance(content, SourceSpec):
             grant_source(session, content)
         elif isinstance(content, Channel):
             grant_channel(session, content)
         elif isinstance(content, JobContent):
+            if (JOB, definition.name, None) in granted:
+                continue
             grant_job(session, with_primary_key(session, content.job.spec), content.file)
             with session.registry.reading() as connection:
                 job = jobs.get(connection, definition.name)
@@ -282,7 +339,9 @@ def grant_definitions(
                 with session.registry.transaction() as connection:
                     jobs.register(connection, job.spec, origin=origin, watermark=None)
         elif isinstance(content, GroupContent) and content.declared.external is not None:
-            version = content.version or current_versions.get(definition.name)
+            version = content.version or planned.current_versions.get(definition.name)
+            if (GROUP, definition.name, version) in granted:
+                continue
             with session.registry.reading() as connection:
                 group = featuregroups.find(connection, definition.name, version)
             # The columns are those of the stored definition.

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from featurestore.delta import commits
 from featurestore.errors import InvalidArgument
-from featurestore.featuregroups.definition import build_spec, declare_group
+from featurestore.featuregroups.comparison import (
+    CHANGEABLE_FIELDS,
+    StoredDefinition,
+    describe_changes,
+)
+from featurestore.featuregroups.definition import build_spec, declare_group, metadata_of
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.registration import JobFile
 from featurestore.model.alert import Channel, validate_channel
@@ -44,12 +50,26 @@ DEFINITIONS = "__featurestore_definitions__"
 
 @dataclass(frozen=True)
 class GroupContent:
-    """The declaration of a feature group; ``schema`` is None for an external group."""
+    """The declaration of a feature group; without ``schema``, a source has the columns.
+
+    The definition decides about all metadata of the stored group. Subclasses decide about a part.
+    """
 
     declared: GroupOptions
     version: int | None
     schema: pa.Schema | None = None
     query: SourceQuery | None = None
+    # Whether a definition that cannot be applied in place creates the next version, or is refused.
+    creates_versions: ClassVar[bool] = False
+    changeable_fields: ClassVar[tuple[str, ...]] = CHANGEABLE_FIELDS
+
+    def merge_metadata(self, stored: commits.Meta) -> commits.Meta:
+        """Return the metadata of the stored group after the application of the definition."""
+        return metadata_of(self.declared)
+
+    def describe_changes(self, before: StoredDefinition, now: StoredDefinition) -> list[str]:
+        """Describe the changed fields and metadata of the stored group."""
+        return describe_changes(before, now)
 
 
 @dataclass(frozen=True)

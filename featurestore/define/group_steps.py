@@ -8,12 +8,10 @@ that describes an earlier version, such as after a revert in git, makes it the c
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from featurestore.define.definitions import Definition, GroupContent
 from featurestore.define.steps import DRAFT_TABLE, Draft, ProjectStep
-from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import DefinitionMismatch
 from featurestore.featuregroups import WriteRequest, create, insert
@@ -21,10 +19,9 @@ from featurestore.featuregroups.comparison import (
     DefinitionComparison,
     StoredDefinition,
     compare_definitions,
-    describe_changes,
     read_definition,
 )
-from featurestore.featuregroups.definition import build_spec, metadata_of
+from featurestore.featuregroups.definition import build_spec
 from featurestore.featuregroups.redefinition import change_definition
 from featurestore.featuregroups.schema_change import widen_table
 from featurestore.featuregroups.table import OpenGroup, next_version, open_group, open_stored
@@ -39,15 +36,27 @@ from featurestore.sources.registration import get as get_source
 
 @dataclass(frozen=True)
 class Evolution:
-    """The in-place change of a group: its comparison and its changed definition."""
+    """The change of a stored group to its definition, which is in place without conflicts."""
 
+    content: GroupContent
     comparison: DefinitionComparison
-    spec: FeatureGroupSpec
-    meta: commits.Meta
+    conflicts: tuple[str, ...]
+
+    @property
+    def spec(self) -> FeatureGroupSpec:
+        """The stored definition with the changes that are applied in place."""
+        return self.comparison.evolve(self.content.changeable_fields)
 
     def change(self, definition: StoredDefinition) -> StoredDefinition:
         """Return a stored definition with the changed fields, descriptions and tags."""
-        return replace(definition.with_fields(self.spec), meta=self.meta)
+        changed = definition.with_fields(self.comparison.declared, self.content.changeable_fields)
+        return replace(changed, meta=self.content.merge_metadata(definition.meta))
+
+    def describe(self, group: OpenGroup) -> list[str]:
+        """Describe what the change of the group does."""
+        current = read_definition(group)
+        changes = self.content.describe_changes(current, self.change(current))
+        return [*self.conflicts, *self.comparison.describe_columns(), *changes]
 
 
 def compare_group(draft: Draft, definition: Definition, position: str) -> ProjectStep | None:
@@ -64,18 +73,15 @@ def compare_group(draft: Draft, definition: Definition, position: str) -> Projec
     if registered is None:
         return plan_creation(draft, definition, content, position)
     group = open_group(draft.session, definition.name, registered.version)
-    next_version = max(latest, registered.version) + 1
-    try:
-        evolution = find_evolution(group, content, next_version=next_version)
-    except DefinitionMismatch:
-        if content.version is not None:
-            raise
-        reverted = find_earlier_version(draft.session, group, content)
-        if reverted is None:
-            raise
-        group, evolution = reverted
+    evolution = find_evolution(group, content)
+    if evolution.conflicts and content.creates_versions:
+        return plan_next_version(draft, definition, group, evolution, position)
+    if evolution.conflicts and content.version is None:
+        group, evolution = find_earlier_version(draft.session, group, content) or (group, evolution)
+    if evolution.conflicts:
+        raise conflict_error(evolution, next_version=max(latest, registered.version) + 1)
     add_current_version(draft, definition.name, group.spec.version)
-    details = describe_evolution(group, evolution)
+    details = evolution.describe(group)
     if not details:
         return None
     with draft.session.registry.transaction() as connection:
@@ -114,14 +120,28 @@ def find_earlier_version(
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, name)
     for version in sorted(versions, reverse=True):
-        if version >= latest.spec.version:
-            continue
-        with suppress(DefinitionMismatch):
+        if version < latest.spec.version:
             group = open_group(session, name, version)
-            evolution = find_evolution(group, content, next_version=latest.spec.version + 1)
-            if not evolution.comparison.changed_columns:
+            evolution = find_evolution(group, content)
+            if not evolution.conflicts and not evolution.comparison.changed_columns:
                 return group, evolution
     return None
+
+
+def plan_next_version(
+    draft: Draft, definition: Definition, group: OpenGroup, evolution: Evolution, position: str
+) -> ProjectStep:
+    """Return the step that creates the version after an existing one, with its metadata."""
+    content, current = evolution.content, read_definition(group)
+    meta = content.merge_metadata(current.meta)
+    columns = evolution.comparison.declared.schema.names
+    features = {name: text for name, text in meta.features.items() if name in columns}
+    declared = replace(
+        content.declared, description=meta.description, descriptions=features, tags=meta.tags
+    )
+    step = plan_creation(draft, definition, replace(content, declared=declared), position)
+    details = [*evolution.conflicts, *content.describe_changes(current, evolution.change(current))]
+    return replace(step, change=replace(step.change, details=tuple(details)))
 
 
 def plan_creation(
@@ -157,12 +177,8 @@ def plan_creation(
     return ProjectStep(change, run)
 
 
-def find_evolution(group: OpenGroup, content: GroupContent, *, next_version: int) -> Evolution:
-    """Return the change that applies its definition to a group.
-
-    Raises:
-        DefinitionMismatch: The definition needs another version.
-    """
+def find_evolution(group: OpenGroup, content: GroupContent) -> Evolution:
+    """Return the change that applies its definition to a group."""
     stored, declared = group.spec, content.declared
     schema = stored.schema if content.schema is None else content.schema
     declared_spec = build_spec(declared, name=stored.name, version=stored.version, schema=schema)
@@ -173,20 +189,17 @@ def find_evolution(group: OpenGroup, content: GroupContent, *, next_version: int
     if query is not None and query.columns is not None and not query.options:
         columns, names = list(query.columns), stored.schema.names
         conflicts += [f"columns: stored {names}, declared {columns}"] * (set(columns) != set(names))
-    if conflicts:
-        raise DefinitionMismatch(
-            f"Feature group {stored.name!r} version {stored.version} cannot change in place: "
-            f"{'; '.join(conflicts)}.",
-            hint=f"version={next_version} in the definition creates the next version without rows",
-        )
-    return Evolution(comparison, comparison.evolve(), metadata_of(declared))
+    return Evolution(content, comparison, tuple(conflicts))
 
 
-def describe_evolution(group: OpenGroup, evolution: Evolution) -> list[str]:
-    """Describe the change of a group."""
-    current = read_definition(group)
-    changes = describe_changes(current, evolution.change(current))
-    return evolution.comparison.describe_columns() + changes
+def conflict_error(evolution: Evolution, *, next_version: int) -> DefinitionMismatch:
+    """Return the error for a definition that needs another version."""
+    stored = evolution.comparison.stored
+    return DefinitionMismatch(
+        f"Feature group {stored.name!r} version {stored.version} cannot change in place: "
+        f"{'; '.join(evolution.conflicts)}.",
+        hint=f"version={next_version} in the definition creates the next version without rows",
+    )
 
 
 def evolve(session: Session, evolution: Evolution) -> None:

@@ -7,7 +7,7 @@ definitions can refer to them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from featurestore.alerts.channels import add_channel
 from featurestore.define.definitions import Definition, GroupContent, JobContent
-from featurestore.define.loading import Project
 from featurestore.errors import FeatureGroupNotFound, FeatureStoreError
 from featurestore.external.reading import build_source
 from featurestore.jobs.publish_jobs import check_catalog_job
@@ -75,17 +74,21 @@ class SourceLookups:
             raise error
 
 
-def read_sources(session: Session, loaded: Project, project: str) -> SourceLookups:
+def read_sources(
+    session: Session, definitions: Sequence[Definition], project: str | None
+) -> SourceLookups:
     """Read what the definitions of new external groups and changed stream jobs refer to."""
     columns: dict[tuple[str, str], pa.Schema | FeatureStoreError] = {}
     topics: dict[tuple[str, str], FeatureStoreError | None] = {}
-    usable = find_usable_sources(session, loaded, project)
-    for definition in loaded.definitions:
+    usable = find_usable_sources(session, definitions, project)
+    for definition in definitions:
         content = definition.content
         if isinstance(content, GroupContent) and content.declared.external is not None:
             source = usable.get(content.declared.external.source)
             query = content.query
-            if source is None or query is None or _is_registered(session, definition):
+            if source is None or query is None or content.schema is not None:
+                continue
+            if _is_registered(session, definition):
                 continue
             try:
                 columns[source.name, query.hash] = source_schema(session, source, query)
@@ -104,12 +107,14 @@ def read_sources(session: Session, loaded: Project, project: str) -> SourceLooku
     return SourceLookups(columns, topics)
 
 
-def find_usable_sources(session: Session, loaded: Project, project: str) -> dict[str, SourceSpec]:
+def find_usable_sources(
+    session: Session, definitions: Sequence[Definition], project: str | None
+) -> dict[str, SourceSpec]:
     """Return the sources by name as they will be after the plan, without refused definitions."""
     with session.registry.reading() as connection:
         usable = {spec.name: spec for spec in sources.list_all(connection)}
         owners = {name: projects.owner(connection, SOURCE, name) for name in usable}
-    for definition in loaded.definitions:
+    for definition in definitions:
         spec = definition.content
         if not isinstance(spec, SourceSpec) or owners.get(spec.name) not in (None, project):
             continue

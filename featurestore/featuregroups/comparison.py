@@ -107,9 +107,9 @@ class DefinitionComparison:
         ]
         return sorted(changes, key=lambda line: not line.startswith("new column"))
 
-    def evolve(self) -> FeatureGroupSpec:
-        """Return the stored definition with the changes that are applied in place."""
-        fields = {name: getattr(self.declared, name) for name in CHANGEABLE_FIELDS}
+    def evolve(self, names: Iterable[str] = CHANGEABLE_FIELDS) -> FeatureGroupSpec:
+        """Return the stored definition with the declared fields and columns that change in place."""
+        fields = {name: getattr(self.declared, name) for name in names}
         evolved = replace(self.stored, **fields)
         if not self.changed_columns:
             return evolved
@@ -243,9 +243,7 @@ class StoredDefinition:
     spec: FeatureGroupSpec
     meta: commits.Meta
 
-    def with_fields(
-        self, declared: FeatureGroupSpec, names: Iterable[str] = CHANGEABLE_FIELDS
-    ) -> StoredDefinition:
+    def with_fields(self, declared: FeatureGroupSpec, names: Iterable[str]) -> StoredDefinition:
         """Return the definition with some fields of another spec."""
         fields = {name: getattr(declared, name) for name in names}
         return replace(self, spec=replace(self.spec, **fields))

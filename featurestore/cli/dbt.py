@@ -29,12 +29,20 @@ def import_(
     check: Annotated[
         bool, typer.Option("--check", help="Only show the changes; exit code 1 if there are any.")
     ] = False,
+    remove: Annotated[
+        bool,
+        typer.Option("--remove", help="Delete the groups of nodes that dbt no longer has."),
+    ] = False,
 ) -> None:
     """Define feature groups over the tables of a dbt project, and show what changed."""
-    connected = store(context)
-    call = connected.plan_dbt_project if check else connected.add_dbt_project
-    result = call(manifest, source=source, select=select or None)
-    show_report(context, result, ok=result.is_current or not check)
+    connected, selectors = store(context), select or None
+    if check:
+        result = connected.plan_dbt_project(manifest, source=source, select=selectors)
+        is_current = result.is_current and not (remove and result.removed)
+        show_report(context, result, ok=is_current)
+        return
+    result = connected.add_dbt_project(manifest, source=source, select=selectors, remove=remove)
+    show_report(context, result, ok=True)
 
 
 @app.command(epilog="Example: featurestore dbt exposures models/featurestore_exposures.yml")

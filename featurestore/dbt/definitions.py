@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -15,7 +16,10 @@ from featurestore.dbt.freshness import find_max_age
 from featurestore.dbt.keys import find_columns, read_key
 from featurestore.dbt.manifest import DbtNode, DbtProject, is_node_id, parse_owner
 from featurestore.dbt.snapshots import SQL_KINDS, SnapshotTable
+from featurestore.define.definitions import GroupContent
+from featurestore.delta import commits
 from featurestore.errors import InvalidDbtProject, InvalidExpectation, did_you_mean, listing
+from featurestore.featuregroups.comparison import StoredDefinition, describe_changes
 from featurestore.featuregroups.definition import declare_group, normalize_expectations
 from featurestore.model.group_options import GroupOptions
 from featurestore.model.json_object import JsonObject, MalformedJson
@@ -58,6 +62,38 @@ class NodeDefinition:
     max_age: timedelta | None
     snapshots: str
     notes: tuple[str, ...]
+
+
+class DbtGroup(GroupContent):
+    """The definition of a node's group: descriptions and tags of users remain in the store."""
+
+    creates_versions: ClassVar[bool] = True
+    changeable_fields: ClassVar[tuple[str, ...]] = ("ttl", "expectations")
+
+    def merge_metadata(self, stored: commits.Meta) -> commits.Meta:
+        """Return the stored metadata with that of dbt."""
+        declared = self.declared
+        tags = {key: value for key, value in stored.tags.items() if key not in DBT_TAGS}
+        return commits.Meta(
+            description=declared.description or stored.description,
+            features={**stored.features, **declared.descriptions},
+            tags={**tags, **declared.tags},
+        )
+
+    def describe_changes(self, before: StoredDefinition, now: StoredDefinition) -> list[str]:
+        """Describe the changed fields, descriptions and tags, each by its name."""
+        stored, merged = before.meta, now.meta
+        differences = describe_changes(before, replace(now, meta=stored))
+        if stored.description != merged.description:
+            differences.append("description")
+        for column, text in merged.features.items():
+            if stored.features.get(column) != text:
+                differences.append(f"description of {column!r}")
+        for key in sorted({*stored.tags, *merged.tags}):
+            old, new = stored.tags.get(key), merged.tags.get(key)
+            if old != new:
+                differences.append(f"tag {key}: {old or 'none'} -> {new or 'none'}")
+        return differences
 
 
 def group_name(node: DbtNode) -> str:

@@ -115,13 +115,13 @@ def _check_path(path: str | os.PathLike[str]) -> str:
 def _find_exposures(session: Session, connection: Connection, *, owner: str) -> list[_Exposure]:
     """Return the dependents of all imported groups, directly or through other groups."""
     exposures: dict[tuple[str, str], _Exposure] = {}
-    for name, _, tags in imported_groups(session):
-        node = tags[NODE_TAG]
+    for group in imported_groups(session):
+        node = group.tags[NODE_TAG]
         # Tags are stored text that any writer may change.
         if not is_node_id(node):
             continue
-        node_reference = to_reference(node, tags.get(PROJECT_TAG, ""))
-        for object_type, dependent, version in _find_dependents(connection, name):
+        node_reference = to_reference(node, group.tags.get(PROJECT_TAG, ""))
+        for object_type, dependent, version in _find_dependents(connection, group.name):
             exposure = exposures.setdefault(
                 (object_type, dependent), _Exposure(object_type, dependent, owner)
             )

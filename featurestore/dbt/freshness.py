@@ -9,7 +9,6 @@ from datetime import timedelta
 from featurestore.dbt.expectations import RECENCY_TESTS
 from featurestore.dbt.manifest import DbtNode, parse_period
 from featurestore.jobs.monitors.definitions import WATCHED_INPUT
-from featurestore.jobs.registration import JobFile, grant_job, register_job
 from featurestore.model.job import DBT_ORIGIN, Alerts, JobSpec, MonitorWork, Schedule
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.monitor import MonitorSpec
@@ -101,13 +100,3 @@ def find_ended_monitors(session: Session, names: Iterable[str]) -> list[str]:
             if isinstance(registered.spec.work, MonitorWork):
                 ended.append(monitor)
     return ended
-
-
-def start_monitor(session: Session, monitor: JobSpec, *, origin: str) -> None:
-    """Grant a monitor on this machine, and register it if it is new."""
-    file = JobFile(origin, None, None)
-    grant_job(session, monitor, file)
-    if is_new_monitor(session, monitor, origin=origin):
-        register_job(session, monitor, file)
-        with session.registry.transaction() as connection:
-            jobs.set_paused(connection, monitor.name, False)

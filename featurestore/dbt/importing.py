@@ -1,4 +1,8 @@
-"""Import of a dbt project: compare its tables with the store, then create what changed."""
+"""Import of a dbt project: its tables as definitions, which the engine of projects compares and applies.
+
+An import knows its groups by their tags, which survive the loss of the registry, so it writes no owner
+marks.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ import pyarrow as pa
 
 from featurestore.dbt import freshness
 from featurestore.dbt.definitions import (
-    DBT_TAGS,
     NODE_TAG,
     PROJECT_TAG,
+    DbtGroup,
     NodeDefinition,
     add_relationships,
     define_node,
@@ -23,32 +27,24 @@ from featurestore.dbt.definitions import (
 from featurestore.dbt.expectations import RelatedGroup
 from featurestore.dbt.keys import NotImportable, check_importable
 from featurestore.dbt.manifest import DbtNode, DbtProject, read_project
-from featurestore.dbt.results import DbtChange, DbtImport, DbtSkipped
+from featurestore.dbt.results import Action, DbtChange, DbtImport, DbtSkipped
 from featurestore.dbt.selection import select_nodes
-from featurestore.delta import commits
+from featurestore.define.apply import Planned, apply_planned, grant_definitions, plan_definitions
+from featurestore.define.definitions import Definition, JobContent
 from featurestore.errors import (
     FeatureStoreError,
     InvalidDbtProject,
     SourceNotFound,
     SourceUnavailable,
 )
-from featurestore.external import grant_rows
-from featurestore.featuregroups import WriteRequest, create
-from featurestore.featuregroups.comparison import (
-    StoredDefinition,
-    compare_definitions,
-    describe_changes,
-    read_definition,
-)
-from featurestore.featuregroups.definition import build_spec
-from featurestore.featuregroups.redefinition import change_definition
-from featurestore.featuregroups.table import OpenGroup, find_existing
-from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.group_options import DeclaredTypes, check_primary_key
-from featurestore.model.job import JobSpec
+from featurestore.jobs.definitions import JobDefinition
+from featurestore.jobs.registration import JobFile
+from featurestore.model.group_options import check_primary_key
 from featurestore.model.names import check_name
+from featurestore.model.project import GROUP, JOB, PlannedChange
 from featurestore.registry import artifacts, featuregroups, jobs
 from featurestore.registry import sources as registered_sources
+from featurestore.registry.projects import OwnerMark
 from featurestore.session import Session
 from featurestore.sources import build_query, define_external
 
@@ -56,33 +52,33 @@ _MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One change with what is needed to apply it; ``existing`` is the group before the import."""
+class _Table:
+    """The definition of one dbt node, and its columns."""
 
-    change: DbtChange
     definition: NodeDefinition
     schema: pa.Schema
-    spec: FeatureGroupSpec
-    existing: OpenGroup | None
-    needs_version: bool
-    metadata: commits.Meta
-    monitor: JobSpec | None
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The definition of one dbt node without its comparisons with other nodes, and its columns."""
+class _ImportedGroup:
+    """The latest version of a group that was imported from dbt, with its tags."""
 
-    definition: NodeDefinition
-    schema: pa.Schema
+    name: str
+    version: int
+    tags: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The steps of an import; ``ended_monitors`` check a freshness that dbt no longer limits."""
+    """The definitions of an import, and their plan.
+
+    ``monitors`` are to be active, ``ended_monitors`` check a freshness that dbt no longer limits.
+    """
 
     result: DbtImport
-    steps: tuple[_Step, ...]
+    planned: Planned
+    definitions: tuple[Definition, ...]
+    monitors: tuple[str, ...]
     ended_monitors: tuple[str, ...]
 
 
@@ -103,18 +99,24 @@ def import_project(
     *,
     source: str,
     select: str | Sequence[str] | None,
+    remove: bool,
 ) -> DbtImport:
     """Import the selected tables of a dbt project as external feature groups.
 
-    All tables are checked before the first group is written.
+    All tables are checked before the first group is written. With ``remove``, the groups of removed
+    nodes are deleted.
 
     Raises:
         InvalidDbtProject: The manifest or nodes are invalid; the message names every node.
+        DefinitionsRefused: A group cannot be deleted, because others read it.
     """
-    plan = _plan(session, manifest, source=source, select=select)
-    for step in plan.steps:
-        _apply(session, step, origin=freshness.origin_of(plan.result.project))
+    plan = _plan(session, manifest, source=source, select=select, remove=remove)
+    apply_planned(session, plan.planned, remove=remove)
+    grant_definitions(session, plan.definitions, plan.planned)
     with session.registry.transaction() as connection:
+        for name in plan.monitors:
+            if jobs.get(connection, name).paused:
+                jobs.set_paused(connection, name, False)
         for name in plan.ended_monitors:
             jobs.set_paused(connection, name, True)
     return plan.result
@@ -126,12 +128,14 @@ def _plan(
     *,
     source: str,
     select: str | Sequence[str] | None,
+    remove: bool = False,
 ) -> _Plan:
     with session.registry.reading() as connection:
         source_kind = registered_sources.get(connection, source).kind
     project = read_project(manifest)
     nodes = select_nodes(project, select)
-    imported_nodes = {tags[NODE_TAG] for _, _, tags in imported_groups(session)}
+    imported = imported_groups(session)
+    imported_nodes = {group.tags[NODE_TAG] for group in imported}
     rejections = _Rejections(imported_nodes, has_selection=select is not None)
     importable_nodes = []
     for node in nodes:
@@ -140,34 +144,94 @@ def _plan(
             importable_nodes.append(node)
     check_database(importable_nodes, source)
     tables: list[_Table] = []
-    steps: list[_Step] = []
     for node in importable_nodes:
         with rejections.record(node):
             tables.append(define_table(session, project, node, source, source_kind))
-    groups = find_related_groups(session, tables)
-    for table in tables:
+    groups = find_related_groups(session, tables, imported)
+    for position, table in enumerate(tables):
         with rejections.record(table.definition.node):
-            steps.append(plan_node(session, project, table, groups))
-    problems = [*rejections.problems, *find_equal_names(steps)]
-    if problems:
-        more = len(problems) - _MAX_PROBLEMS
-        shown = [*problems[:_MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
-        raise InvalidDbtProject(
-            f"{len(problems)} of {len(nodes)} nodes of the dbt project {project.name!r} cannot be "
-            f"imported: {' '.join(shown)}",
-            hint="correct these nodes and run dbt again, or select fewer nodes",
-        )
-    notes = [note for step in steps for note in step.definition.notes]
+            definition = add_relationships(table.definition, table.schema, groups)
+            tables[position] = replace(table, definition=definition)
+            check_origin(session, project, definition)
+    rejections.problems += find_equal_names(tables)
+    nodes_by_id = {str(node): node for node in importable_nodes}
+    definitions = [
+        definition
+        for table in {table.definition.name: table for table in tables}.values()
+        for definition in emit_definitions(project, table)
+    ]
+    dropped = find_dropped(session, project, imported)
+    planned = plan_definitions(
+        session,
+        definitions,
+        [mark for marks in dropped.values() for mark in marks],
+        project=None,
+        position=lambda definition: definition.file,
+    )
+    for refusal in planned.refusals:
+        error = InvalidDbtProject(refusal.message, hint=refusal.hint)
+        rejections.problems.append(describe_problem(nodes_by_id[refusal.position], error))
+    rejections.check(project, len(nodes))
+    steps = {(step.change.kind, step.change.name): step.change for step in planned.steps}
+    changes = [describe_node(session, project, table, steps) for table in tables]
+    removals = [step.change for step in planned.removals]
+    removed = [
+        describe_removed(group, removals, remove=remove)
+        for group in imported
+        if group.name in dropped
+    ]
     result = DbtImport(
         project.name,
         source,
-        (*(step.change for step in steps), *find_removed(session, project)),
-        tuple(notes),
+        (*changes, *removed),
+        tuple(note for table in tables for note in table.definition.notes),
         tuple(rejections.skipped),
     )
-    unlimited = [step.definition.name for step in steps if step.monitor is None]
-    ended_monitors = freshness.find_ended_monitors(session, unlimited)
-    return _Plan(result, tuple(steps), tuple(ended_monitors))
+    limited = [table for table in tables if table.definition.max_age is not None]
+    unlimited = [table.definition.name for table in tables if table.definition.max_age is None]
+    return _Plan(
+        result,
+        planned,
+        tuple(definitions),
+        tuple(freshness.monitor_name(table.definition.name) for table in limited),
+        tuple(freshness.find_ended_monitors(session, unlimited)),
+    )
+
+
+def emit_definitions(project: DbtProject, table: _Table) -> Iterator[Definition]:
+    """Yield the definitions of a node: its external group, and the monitor of its freshness."""
+    node, name = table.definition.node, table.definition.name
+    content = DbtGroup(table.definition.declared, None, table.schema)
+    yield Definition(GROUP, name, content, file=str(node))
+    monitor = freshness.build_freshness_monitor(node, name, table.definition.max_age)
+    if monitor is not None:
+        file = JobFile(freshness.origin_of(project.name), None, None)
+        yield Definition(JOB, monitor.name, JobContent(JobDefinition(monitor), file), str(node))
+
+
+def describe_node(
+    session: Session,
+    project: DbtProject,
+    table: _Table,
+    steps: Mapping[tuple[str, str], PlannedChange],
+) -> DbtChange:
+    """Return the change of one node, by the planned changes of its group and its monitor."""
+    definition = table.definition
+    node, name = definition.node, definition.name
+    with session.registry.reading() as connection:
+        registered = featuregroups.find(connection, name)
+    step = steps.get((GROUP, name))
+    differences = [] if step is None or registered is None else list(step.details)
+    monitor = freshness.build_freshness_monitor(node, name, definition.max_age)
+    if freshness.is_new_monitor(session, monitor, origin=freshness.origin_of(project.name)):
+        differences.append(freshness.describe_limit(definition.max_age))
+    version = None if registered is None else registered.version
+    if step is not None:
+        version = step.version
+    if registered is None:
+        return DbtChange(node.unique_id, name, "created", version or 1, tuple(differences))
+    action: Action = "changed" if differences else "unchanged"
+    return DbtChange(node.unique_id, name, action, version or 1, tuple(differences))
 
 
 @dataclass
@@ -200,14 +264,28 @@ class _Rejections:
         except FeatureStoreError as error:
             self.problems.append(describe_problem(node, error))
 
+    def check(self, project: DbtProject, selected: int) -> None:
+        """Raise an error that names each node with a problem."""
+        if not self.problems:
+            return
+        more = len(self.problems) - _MAX_PROBLEMS
+        shown = [*self.problems[:_MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        raise InvalidDbtProject(
+            f"{len(self.problems)} of {selected} nodes of the dbt project {project.name!r} cannot be "
+            f"imported: {' '.join(shown)}",
+            hint="correct these nodes and run dbt again, or select fewer nodes",
+        )
 
-def find_related_groups(session: Session, tables: Sequence[_Table]) -> dict[str, RelatedGroup]:
+
+def find_related_groups(
+    session: Session, tables: Sequence[_Table], imported: Sequence[_ImportedGroup]
+) -> dict[str, RelatedGroup]:
     """Return the groups of all imported nodes by node id: those of the plan, and earlier ones."""
     groups = {}
     with session.registry.reading() as connection:
-        for name, version, tags in imported_groups(session):
-            spec = featuregroups.get(connection, name, version).spec
-            groups[tags[NODE_TAG]] = RelatedGroup(name, spec.schema)
+        for group in imported:
+            spec = featuregroups.get(connection, group.name, group.version).spec
+            groups[group.tags[NODE_TAG]] = RelatedGroup(group.name, spec.schema)
     for table in tables:
         definition = table.definition
         groups[definition.node.unique_id] = RelatedGroup(definition.name, table.schema)
@@ -234,18 +312,18 @@ def describe_problem(node: DbtNode, error: FeatureStoreError) -> str:
     return text if error.hint is None else f"{text} ({error.hint})"
 
 
-def find_equal_names(steps: Sequence[_Step]) -> list[str]:
+def find_equal_names(tables: Sequence[_Table]) -> list[str]:
     """Return a problem for each pair of nodes with the same feature group."""
     nodes: dict[str, DbtNode] = {}
     problems = []
-    for step in steps:
-        name = step.definition.name
+    for table in tables:
+        name, node = table.definition.name, table.definition.node
         if name in nodes:
             problems.append(
-                f"{nodes[name]} and {step.definition.node} both define the feature group {name!r}. "
+                f"{nodes[name]} and {node} both define the feature group {name!r}. "
                 "(meta: {featurestore: {name: other_name}})"
             )
-        nodes.setdefault(name, step.definition.node)
+        nodes.setdefault(name, node)
     return problems
 
 
@@ -266,58 +344,19 @@ def define_table(
     return _Table(replace(definition, declared=declared), schema)
 
 
-def plan_node(
-    session: Session, project: DbtProject, table: _Table, groups: Mapping[str, RelatedGroup]
-) -> _Step:
-    """Compare a node with the feature group in the store."""
-    schema = table.schema
-    definition = add_relationships(table.definition, schema, groups)
-    node, name, declared = definition.node, definition.name, definition.declared
-    existing = find_existing(session, name)
-    if existing is not None:
-        check_origin(project, node, existing)
-    version = 1 if existing is None else existing.spec.version
-    spec = build_spec(declared, name=name, version=version, schema=schema)
-    metadata = commits.Meta(
-        description=declared.description,
-        features=dict(declared.descriptions or {}),
-        tags=dict(declared.tags),
-    )
-    monitor = freshness.build_freshness_monitor(node, name, definition.max_age)
-    if existing is None:
-        with session.registry.reading() as connection:
-            version = featuregroups.latest_version(connection, name) + 1
-        differences = [] if monitor is None else [freshness.describe_limit(definition.max_age)]
-        change = DbtChange(node.unique_id, name, "created", version, tuple(differences))
-        return _Step(change, definition, schema, spec, None, True, metadata, monitor)
-    differences = compare_definitions(existing.spec, spec, DeclaredTypes()).conflicts
-    needs_version = bool(differences)
-    current = read_definition(existing)
-    differences += describe_changes(current, change_fields(current, spec))
-    metadata = merge_metadata(current.meta, metadata)
-    differences += compare_metadata(current.meta, metadata)
-    if freshness.is_new_monitor(session, monitor, origin=freshness.origin_of(project.name)):
-        differences.append(freshness.describe_limit(definition.max_age))
-    change = DbtChange(
-        node.unique_id,
-        name,
-        "changed" if differences else "unchanged",
-        version + needs_version,
-        tuple(differences),
-    )
-    return _Step(change, definition, schema, spec, existing, needs_version, metadata, monitor)
-
-
-def check_origin(project: DbtProject, node: DbtNode, existing: OpenGroup) -> None:
+def check_origin(session: Session, project: DbtProject, definition: NodeDefinition) -> None:
     """Raise an error for a group that was not imported from this node.
 
     The node may have another name than in the last import, if the old name no longer exists.
     """
-    origin = commits.meta_of(existing.state).tags.get(NODE_TAG)
-    if origin == node.unique_id:
-        return
-    name = existing.spec.name
-    if origin is None or origin in project.nodes:
+    node, name = definition.node, definition.name
+    with session.registry.reading() as connection:
+        registered = featuregroups.find(connection, name)
+        if registered is None:
+            return
+        tags = artifacts.tags_of(connection, featuregroups.KIND, name, registered.version)
+    origin = tags.get(NODE_TAG)
+    if origin != node.unique_id and (origin is None or origin in project.nodes):
         owner = "not from dbt" if origin is None else f"from the dbt node {origin!r}"
         raise InvalidDbtProject(
             f"{node}: the feature group {name!r} exists and is {owner}.",
@@ -325,92 +364,69 @@ def check_origin(project: DbtProject, node: DbtNode, existing: OpenGroup) -> Non
         )
 
 
-def change_fields(current: StoredDefinition, declared: FeatureGroupSpec) -> StoredDefinition:
-    """Return a stored definition with the fields of dbt that change in place."""
-    spec = replace(current.spec, ttl=declared.ttl, expectations=declared.expectations)
-    return replace(current, spec=spec)
+# -- removal ----------------------------------------------------------------------------------
 
 
-def merge_metadata(stored: commits.Meta, declared: commits.Meta) -> commits.Meta:
-    """Return the stored metadata with that of dbt; descriptions and tags of users remain."""
-    tags = {key: value for key, value in stored.tags.items() if key not in DBT_TAGS}
-    return commits.Meta(
-        description=declared.description or stored.description,
-        features={**stored.features, **declared.features},
-        tags={**tags, **declared.tags},
+def find_dropped(
+    session: Session, project: DbtProject, imported: Sequence[_ImportedGroup]
+) -> dict[str, list[OwnerMark]]:
+    """Return the groups of nodes that the project no longer has, with all that an import created.
+
+    These are the versions of the group that were imported from the node, and its freshness monitor.
+    """
+    dropped = {}
+    origin = freshness.origin_of(project.name)
+    with session.registry.reading() as connection:
+        for group in imported:
+            node = group.tags[NODE_TAG]
+            if group.tags.get(PROJECT_TAG) != project.name or node in project.nodes:
+                continue
+            marks = [
+                OwnerMark(GROUP, group.name, version)
+                for version in featuregroups.versions(connection, group.name)
+                if artifacts.tags_of(connection, featuregroups.KIND, group.name, version).get(
+                    NODE_TAG
+                )
+                == node
+            ]
+            monitor = jobs.find(connection, freshness.monitor_name(group.name))
+            if monitor is not None and monitor.origin == origin:
+                marks.append(OwnerMark(JOB, monitor.spec.name, 1))
+            dropped[group.name] = marks
+    return dropped
+
+
+def describe_removed(
+    group: _ImportedGroup, removals: Sequence[PlannedChange], *, remove: bool
+) -> DbtChange:
+    """Return the change of a removed node, with what a removal of its group breaks."""
+    own = [
+        change
+        for change in removals
+        if (change.kind, change.name)
+        in ((GROUP, group.name), (JOB, freshness.monitor_name(group.name)))
+    ]
+    difference = f"the feature group remains; delete_featuregroup({group.name!r}) deletes it"
+    if remove:
+        difference = "the feature group is deleted"
+    return DbtChange(
+        group.tags[NODE_TAG],
+        group.name,
+        "removed",
+        group.version,
+        (difference,),
+        tuple(dict.fromkeys(text for change in own for text in change.breaks)),
+        tuple(dict.fromkeys(text for change in own for text in change.blockers)),
     )
 
 
-def compare_metadata(stored: commits.Meta, merged: commits.Meta) -> list[str]:
-    """Describe the changed descriptions and tags."""
-    differences = []
-    if stored.description != merged.description:
-        differences.append("description")
-    for column, text in merged.features.items():
-        if stored.features.get(column) != text:
-            differences.append(f"description of {column!r}")
-    for key in sorted({*stored.tags, *merged.tags}):
-        before, now = stored.tags.get(key), merged.tags.get(key)
-        if before != now:
-            differences.append(f"tag {key}: {before or 'none'} -> {now or 'none'}")
-    return differences
-
-
-# -- writes -----------------------------------------------------------------------------------
-
-
-def _apply(session: Session, step: _Step, *, origin: str) -> None:
-    """Write the changes of one node."""
-    if step.needs_version:
-        declared = replace(
-            step.definition.declared,
-            description=step.metadata.description,
-            descriptions={
-                name: text
-                for name, text in step.metadata.features.items()
-                if name in step.schema.names
-            },
-            tags=dict(step.metadata.tags),
-        )
-        # Only the definition is stored. The table has no rows to validate.
-        request = WriteRequest(
-            step.definition.name,
-            version=step.change.version,
-            options=declared,
-            validation="off",
-        )
-        create(session, step.schema.empty_table(), request)
-    elif step.existing is not None:
-        change_definition(
-            session,
-            step.existing,
-            lambda current: replace(change_fields(current, step.spec), meta=step.metadata),
-        )
-    if step.existing is not None and not step.needs_version:
-        # The group may have been imported on another machine.
-        grant_rows(session, step.existing.spec)
-    if step.monitor is not None:
-        freshness.start_monitor(session, step.monitor, origin=origin)
-
-
-def find_removed(session: Session, project: DbtProject) -> list[DbtChange]:
-    """Return the groups that were imported from nodes which the project no longer has."""
-    removed = []
-    for name, version, tags in imported_groups(session):
-        node = tags[NODE_TAG]
-        if tags.get(PROJECT_TAG) == project.name and node not in project.nodes:
-            difference = f"the feature group remains; delete_featuregroup({name!r}) deletes it"
-            removed.append(DbtChange(node, name, "removed", version, (difference,)))
-    return removed
-
-
-def imported_groups(session: Session) -> list[tuple[str, int, Mapping[str, str]]]:
-    """Return name, version and tags of the latest versions that were imported from dbt."""
+def imported_groups(session: Session) -> list[_ImportedGroup]:
+    """Return the latest versions of the groups that were imported from dbt."""
     with session.registry.reading() as connection:
         names = [name for name, _ in featuregroups.latest_names(connection, containing="")]
         tags = artifacts.tags_of_latest_groups(connection, featuregroups.KIND, names=names)
     return [
-        (name, version, values)
+        _ImportedGroup(name, version, values)
         for (name, version), values in sorted(tags.items())
         if NODE_TAG in values
     ]

@@ -17,7 +17,8 @@ class DbtChange:
     """The change of one dbt node: ``version`` is that of its feature group after the import.
 
     ``differences`` describe what changed. A removed node was deleted from the project; its feature
-    group remains.
+    group remains, unless the import is called with ``remove=True``. ``breaks`` are the consequences of
+    this removal for other objects, ``blockers`` the objects that have to be removed before.
     """
 
     node: str
@@ -25,12 +26,17 @@ class DbtChange:
     action: Action
     version: int
     differences: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    blockers: tuple[str, ...] = ()
 
     __repr__ = display.record_repr
 
     def __str__(self) -> str:
         text = f"{self.action:<9} {self.featuregroup}@v{self.version} ({self.node})"
-        return "\n".join([text, *(f"  {difference}" for difference in self.differences)])
+        lines = [f"  {difference}" for difference in self.differences]
+        lines += [f"  breaks {consequence}" for consequence in self.breaks]
+        lines += [f"  not before {blocker} is removed" for blocker in self.blockers]
+        return "\n".join([text, *lines])
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,13 @@ class DbtImport:
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         changes = [
-            {**vars(change), "differences": list(change.differences)} for change in self.changes
+            {
+                **vars(change),
+                "differences": list(change.differences),
+                "breaks": list(change.breaks),
+                "blockers": list(change.blockers),
+            }
+            for change in self.changes
         ]
         return {
             "project": self.project,

@@ -372,6 +372,7 @@ class DbtCalls(StoreBase):
         *,
         source: str,
         select: str | Sequence[str] | None = None,
+        remove: bool = False,
     ) -> DbtImport:
         """Define external feature groups over the tables of a dbt project.
 
@@ -386,8 +387,11 @@ class DbtCalls(StoreBase):
             select: Selectors of dbt, such as ``"tag:features"`` or ``"orders+ path:models/marts"``.
                 None: the models and snapshots with a table and a key; ``skipped`` of the result
                 lists the others with their reasons.
+            remove: Whether to delete the groups of nodes that the dbt project no longer has, with
+                their freshness monitors. The plan shows what this breaks.
 
         Raises:
+            DefinitionsRefused: A view or a training dataset reads a group that is to be deleted.
             InvalidDbtProject: The manifest is invalid, or tables cannot be imported that are
                 selected, have ``meta.featurestore`` or were imported before; the message names
                 each node.
@@ -400,7 +404,7 @@ class DbtCalls(StoreBase):
         """
         from featurestore.dbt import import_project
 
-        return import_project(self._session, manifest, source=source, select=select)
+        return import_project(self._session, manifest, source=source, select=select, remove=remove)
 
     def plan_dbt_project(
         self,

@@ -132,7 +132,7 @@ PARAMETERS = {
     "get_alerts": "* limit",
     "send_alerts": "",
     "register_in": "source * featuregroups schema",
-    "add_dbt_project": "manifest * source select",
+    "add_dbt_project": "manifest * source select remove",
     "plan_dbt_project": "manifest * source select",
     "write_dbt_exposures": "path * owner",
     "add_source": "name uri * secret options description",

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import numpy as np
 
-from featurestore.model.records import AS_ARRAY, DEFAULT_IF_MISSING, Codec, Record, codec_of
+from featurestore.model.records import AS_ARRAY, Codec, Record, codec_of
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import Window, parse_moment
@@ -172,11 +172,8 @@ class Profile(
     types: Mapping[str, str]
     newest: datetime | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    # Profiles that were stored before models could be monitored lack these fields.
-    estimates: Annotated[Mapping[str, Annotated[Estimate, AS_ARRAY]], DEFAULT_IF_MISSING] = field(
-        default_factory=dict
-    )
-    labels_version: Annotated[int | None, DEFAULT_IF_MISSING] = None
+    estimates: Mapping[str, Annotated[Estimate, AS_ARRAY]] = field(default_factory=dict)
+    labels_version: int | None = None
 
 
 def to_profile(

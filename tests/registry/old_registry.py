@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
-import sqlalchemy as sa
 
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.registry import (
@@ -21,11 +20,9 @@ from featurestore.registry import (
     featuregroups,
     lineage,
     open_registry,
-    tables,
     training_datasets,
 )
-from featurestore.registry.migrations import head_revision
-from featurestore.registry.schema import revision_table
+from featurestore.registry.migrations import creation_statements, head_revision
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
 SPEC = FeatureGroupSpec(
@@ -69,19 +66,6 @@ def fill(directory: str) -> None:
     registry.close()
 
 
-def creation_statements(dialect: str) -> str:
-    """Return the statements that create all tables, without the index of trigrams."""
-    statements: list[str] = []
-
-    def collect(statement: sa.ExecutableDDLElement, *_: object, **__: object) -> None:
-        statements.append(f"{statement.compile(dialect=recorder.dialect)};\n")
-
-    recorder = sa.create_mock_engine(f"{dialect}://", collect)
-    for metadata in (tables.metadata, revision_table.metadata):
-        metadata.create_all(recorder, checkfirst=False)
-    return "".join(statements)
-
-
 def main() -> None:
     target = ASSETS / f"{head_revision()}.db"
     if target.exists():
@@ -95,8 +79,8 @@ def main() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.read_bytes())
     for dialect in ("sqlite", "postgresql"):
-        statements = creation_statements(dialect)
-        (ASSETS / f"{head_revision()}.{dialect}.sql").write_text(statements)
+        script = "".join(f"{statement};\n" for statement in creation_statements(dialect))
+        (ASSETS / f"{head_revision()}.{dialect}.sql").write_text(script)
     sys.stdout.write(f"{target}\n")
 
 

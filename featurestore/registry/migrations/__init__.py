@@ -158,7 +158,22 @@ def migrate(connection: Connection) -> None:
 
 def create_tables(connection: Connection) -> None:
     """Create all tables in an empty database, and store the newest revision."""
-    tables.metadata.create_all(connection, checkfirst=False)
+    for statement in creation_statements(connection.dialect.name):
+        connection.exec_driver_sql(statement)
     search_documents.create_index(connection)
-    revision_table.create(connection)
     connection.execute(revision_table.insert().values(version_num=head_revision()))
+
+
+@cache
+def creation_statements(dialect: str) -> list[str]:
+    """Return the statements of ``metadata.create_all``; they are compiled once per process."""
+    statements: list[str] = []
+
+    def collect(statement: sa.ExecutableDDLElement, *_: object, **__: object) -> None:
+        statements.append(str(statement.compile(dialect=recorder.dialect)))
+
+    recorder = sa.create_mock_engine(f"{dialect}://", collect)
+    for metadata in (tables.metadata, revision_table.metadata):
+        # The mock engine passes each statement to collect() instead of running it.
+        metadata.create_all(recorder, checkfirst=False)
+    return statements

@@ -11,7 +11,7 @@ from featurestore._imports import lazy_names
 
 if TYPE_CHECKING:
     from featurestore.retrieval.checks import CoverageWarning
-    from featurestore.retrieval.conversions import check_dataframe_type, convert
+    from featurestore.retrieval.conversions import check_dataframe_type
     from featurestore.retrieval.coverage import CoverageReport, GroupCoverage
     from featurestore.retrieval.execution import run
     from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         get_features,
         query_frame,
     )
-    from featurestore.retrieval.frame import FeatureFrame
+    from featurestore.retrieval.frame import FeatureFrame, convert
     from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
     from featurestore.retrieval.window_rows import WindowExplanation, explain_window
 
@@ -32,11 +32,11 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "FeatureFrame": "frame",
+    **dict.fromkeys(("FeatureFrame", "convert"), "frame"),
     "CoverageWarning": "checks",
     "run": "execution",
     **dict.fromkeys(("CoverageReport", "GroupCoverage"), "coverage"),
-    **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
+    "check_dataframe_type": "conversions",
     **dict.fromkeys(("explain_features", "get_features", "query_frame"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),
     **dict.fromkeys(("WindowExplanation", "explain_window"), "window_rows"),

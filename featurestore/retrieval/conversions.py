@@ -37,7 +37,6 @@ from featurestore.registry import featuregroups, origins
 from featurestore.registry.origins import GROUP, Object
 
 if TYPE_CHECKING:
-    from featurestore.retrieval.frame import FeatureFrame
     from featurestore.session import Session
 
 
@@ -60,30 +59,6 @@ to_records transpose value_counts values var groupby
 """
 PANDAS = frozenset(_PANDAS_NAMES.split())
 DataframeType = Literal["pandas", "polars", "arrow", "numpy", "python", "spark"]
-
-
-def convert(frame: FeatureFrame, dataframe_type: DataframeType | None) -> Any:
-    """Convert a frame to a dataframe type; None leaves it lazy.
-
-    Raises:
-        InvalidArgument: The type is unknown; the message lists the available types.
-    """
-    if dataframe_type is None:
-        return frame
-    converters = {
-        "pandas": frame.to_pandas,
-        "polars": frame.to_polars,
-        "arrow": frame.to_arrow,
-        "numpy": frame.to_numpy,
-        "python": lambda: frame.to_arrow().to_pylist(),
-        "spark": frame.to_spark,
-    }
-    if dataframe_type not in converters:
-        raise InvalidArgument(
-            f"dataframe_type={dataframe_type!r} is not one of {listing(converters)} or None.",
-            hint='dataframe_type="pandas"',
-        )
-    return converters[dataframe_type]()
 
 
 def check_dataframe_type(dataframe_type: str | None) -> None:

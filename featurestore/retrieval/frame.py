@@ -35,6 +35,7 @@ from featurestore.retrieval.checks import (
     warn_of_empty_groups_in_export,
 )
 from featurestore.retrieval.conversions import (
+    DataframeType,
     format_table,
     record_inputs,
     suggest_replacement,
@@ -631,3 +632,27 @@ class FeatureFrame:
 def _refuse_relation_of_parent() -> Relation:
     """Raise the error of a frame over a relation of the process from which this one was forked."""
     raise forked_process_error("The rows of this frame")
+
+
+def convert(frame: FeatureFrame, dataframe_type: DataframeType | None) -> Any:
+    """Convert a frame to a dataframe type; None leaves it lazy.
+
+    Raises:
+        InvalidArgument: The type is unknown; the message lists the available types.
+    """
+    if dataframe_type is None:
+        return frame
+    converters = {
+        "pandas": frame.to_pandas,
+        "polars": frame.to_polars,
+        "arrow": frame.to_arrow,
+        "numpy": frame.to_numpy,
+        "python": lambda: frame.to_arrow().to_pylist(),
+        "spark": frame.to_spark,
+    }
+    if dataframe_type not in converters:
+        raise InvalidArgument(
+            f"dataframe_type={dataframe_type!r} is not one of {listing(converters)} or None.",
+            hint='dataframe_type="pandas"',
+        )
+    return converters[dataframe_type]()

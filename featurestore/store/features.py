@@ -99,7 +99,7 @@ class FeatureCalls(StoreBase):
         +-------+------+-------------------+----+----+-----------+
         """
         from featurestore.model.requests import RetrievalRequest
-        from featurestore.retrieval.conversions import check_dataframe_type, convert
+        from featurestore.retrieval import check_dataframe_type, convert
 
         check_dataframe_type(dataframe_type)
         request = RetrievalRequest(

@@ -13,7 +13,8 @@ from featurestore.model.names import format_group_reference
 from featurestore.model.requests import RowsRequest, TrainingRequest
 from featurestore.progress import show_progress
 from featurestore.retrieval.catalog import RegisteredSpecs
-from featurestore.retrieval.conversions import check_dataframe_type, convert
+from featurestore.retrieval.conversions import check_dataframe_type
+from featurestore.retrieval.frame import convert
 from featurestore.retrieval.view_rows import find_problems, retrieve_rows
 from featurestore.serving.view_calls import ServedView
 from featurestore.session import Session

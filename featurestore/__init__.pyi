@@ -837,7 +837,11 @@ def register_in(
     source: str, *, featuregroups: str | Sequence[str] | None = None, schema: str = "featurestore"
 ) -> CatalogRegistration: ...
 def add_dbt_project(
-    manifest: str | os.PathLike[str], *, source: str, select: str | Sequence[str] | None = None
+    manifest: str | os.PathLike[str],
+    *,
+    source: str,
+    select: str | Sequence[str] | None = None,
+    remove: bool = False,
 ) -> DbtImport: ...
 def plan_dbt_project(
     manifest: str | os.PathLike[str], *, source: str, select: str | Sequence[str] | None = None

@@ -71,7 +71,6 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -98,9 +97,8 @@ from featurestore.model.json_object import (
     JsonMapping,
     JsonObject,
     MalformedJson,
-    check_format,
-    wrong_value_error,
 )
+from featurestore.model.record_members import Layout, Member, make_reader, make_writer
 
 __all__ = [
     "AS_ARRAY",
@@ -184,21 +182,10 @@ FeatureType = Annotated[Any, Valid(_is_feature_type, "a feature type")]
 TimeText = Annotated[str, Valid(_is_time, "an ISO 8601 time")]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The class options of a record."""
-
-    format: int | None = None
-    subject: str = ""
-    keys: tuple[str, ...] = ()
-    closed: bool = False
-    oldest_format: int = 1
-
-
 class Record:
     """The base of dataclasses that are stored as JSON objects; see the module."""
 
-    _json_layout: ClassVar[_Layout] = _Layout()
+    _json_layout: ClassVar[Layout] = Layout()
 
     def __init_subclass__(
         cls,
@@ -210,7 +197,7 @@ class Record:
         oldest_format: int = 1,
     ) -> None:
         super().__init_subclass__()
-        cls._json_layout = _Layout(format, subject, tuple(keys), closed, oldest_format)
+        cls._json_layout = Layout(format, subject, tuple(keys), closed, oldest_format)
 
     def to_json(self) -> JsonDict:
         """Convert to a JSON object, the inverse of ``from_json``."""
@@ -365,23 +352,7 @@ def _codec_of_dataclass(record_type: type) -> Codec:
 _RECORD_METHODS = (Record.to_json, Record.from_json.__func__)  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A name of the JSON object of a record, and how its value is read and written."""
-
-    key: str
-    attribute: str
-    codec: Codec
-    markers: tuple[Any, ...] = ()
-    default: Any = None
-
-    @property
-    def is_required(self) -> bool:
-        """Whether the name must be present."""
-        return OMIT_DEFAULT not in self.markers and DEFAULT_IF_MISSING not in self.markers
-
-
-def _find_fields(record_type: type) -> list[_Member]:
+def _find_fields(record_type: type) -> list[Member]:
     """Return the fields of a dataclass in order, with their codecs."""
     hints = get_type_hints(record_type, include_extras=True)
     keys = _layout_of(record_type).keys
@@ -394,21 +365,41 @@ def _find_fields(record_type: type) -> list[_Member]:
         key = next((marker.name for marker in markers if isinstance(marker, Key)), field.name)
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        members.append(_Member(key, field.name, codec_of(annotation), markers, default))
+        members.append(
+            Member(
+                key,
+                field.name,
+                codec_of(annotation),
+                is_required=not {OMIT_DEFAULT, DEFAULT_IF_MISSING}.intersection(markers),
+                is_omitted=OMIT_DEFAULT in markers,
+                is_inline=INLINE in markers,
+                default=default,
+            )
+        )
     return members
 
 
-def _layout_of(record_type: type) -> _Layout:
-    return cast("_Layout", getattr(record_type, "_json_layout", Record._json_layout))
+def _layout_of(record_type: type) -> Layout:
+    return cast("Layout", getattr(record_type, "_json_layout", Record._json_layout))
 
 
 @cache
 def _derive(record_type: type) -> Codec:
     """Return the codec of a dataclass, without its own methods."""
     fields, layout = _find_fields(record_type), _layout_of(record_type)
-    return Codec(
-        _make_reader(record_type, fields, layout), _make_writer(record_type, fields, layout)
-    )
+    by_attribute = {member.attribute: member for member in fields}
+    written = [
+        by_attribute.get(attribute) or _find_property(record_type, attribute)
+        for attribute in layout.keys or by_attribute
+    ]
+    read, check = make_reader(record_type, fields, layout), getattr(record_type, "check_json", None)
+    if check in (None, Record.check_json):
+        return Codec(read, make_writer(written, layout))
+
+    def read_checked(data: Any) -> Any:
+        return check(read(data), data)
+
+    return Codec(read_checked, make_writer(written, layout))
 
 
 @cache
@@ -419,95 +410,6 @@ def _derive_array(record_type: type) -> Codec:
     return codecs.as_array(names, [member.codec for member in fields], record_type)
 
 
-def _make_reader(
-    record_type: type, fields: Sequence[_Member], layout: _Layout
-) -> Callable[[Any], Any]:
-    inlined = [(m.attribute, m.codec.read) for m in fields if INLINE in m.markers]
-    stored = [member for member in fields if INLINE not in member.markers]
-    readers = [(m.key, m.attribute, m.codec.types, m.codec.read) for m in stored]
-    optional_keys = {member.key for member in stored if not member.is_required}
-    parents = {member.key.partition(".")[0] for member in stored if "." in member.key}
-    names = {"format", *layout.keys, *[member.key for member in stored]}
-    check_json = getattr(record_type, "check_json", Record.check_json)
-    is_checked = check_json is not Record.check_json
-
-    def read(source: Any) -> Any:
-        data = _check_object(source, layout, names)
-        if parents:
-            data = _flatten(source, parents)
-        values, key = {}, ""
-        try:
-            for attribute, read_value in inlined:
-                values[attribute] = read_value(data)
-            for key, attribute, types, read_value in readers:
-                if key in data:
-                    value = data[key]
-                    values[attribute] = value if type(value) in types else read_value(value)
-                elif key not in optional_keys:
-                    raise MalformedJson("is missing", "")
-        except MalformedJson as error:
-            raise error.within(key) from error.__cause__
-        record = record_type(**values)
-        return check_json(record, source) if is_checked else record
-
-    return read
-
-
-def _check_object(data: Any, layout: _Layout, names: set[str]) -> Mapping[str, Any]:
-    """Return an object, after checks of its format and its names."""
-    if not isinstance(data, Mapping):
-        raise wrong_value_error(data, "an object")
-    if layout.format is not None:
-        number = JsonObject(data).number("format", minimum=layout.oldest_format)
-        if number > layout.format:
-            subject = layout.subject.format_map(defaultdict(lambda: None, data))
-            check_format(number, layout.format, subject=subject)
-    if layout.closed and not names.issuperset(data):
-        raise MalformedJson("is an unknown name", min(set(data) - names))
-    return data
-
-
-def _flatten(data: Mapping[str, Any], parents: set[str]) -> Mapping[str, Any]:
-    """Return an object with the values of the objects ``parents``, by path."""
-    values = dict(data)
-    for parent in parents:
-        for name, value in JsonObject(data).object(parent).data.items():
-            values[f"{parent}.{name}"] = value
-    return values
-
-
-def _make_writer(
-    record_type: type, fields: Sequence[_Member], layout: _Layout
-) -> Callable[[Any], JsonDict]:
-    """Return the function that writes a record: like that of a dataclass, its source is generated.
-
-    A loop over the members takes three times as long.
-    """
-    by_attribute = {member.attribute: member for member in fields}
-    lines = [f"data = {{'format': {layout.format}}}" if layout.format is not None else "data = {}"]
-    names: dict[str, Any] = {}
-    for number, attribute in enumerate(layout.keys or by_attribute):
-        member = by_attribute.get(attribute) or _find_property(record_type, attribute)
-        value = f"record.{attribute}"
-        if member.codec.write is not None:
-            names[f"write_{number}"] = member.codec.write
-            value = f"write_{number}({value})"
-        parent, _, key = member.key.rpartition(".")
-        line = f"data[{key!r}] = {value}"
-        if INLINE in member.markers:
-            line = f"data.update({value})"
-        elif parent:
-            line = f"data.setdefault({parent!r}, {{}})[{key!r}] = {value}"
-        if OMIT_DEFAULT in member.markers:
-            names[f"default_{number}"] = member.default
-            line = f"if record.{attribute} != default_{number}: {line}"
-        lines.append(line)
-    body = "\n    ".join([*lines, "return data"])
-    # The source has only names of attributes and keys of the class.
-    exec(f"def write(record):\n    {body}", names)
-    return cast("Callable[[Any], JsonDict]", names["write"])
-
-
-def _find_property(record_type: type, name: str) -> _Member:
+def _find_property(record_type: type, name: str) -> Member:
     hints = get_type_hints(getattr(record_type, name).fget, include_extras=True)
-    return _Member(name, name, codec_of(hints["return"]))
+    return Member(name, name, codec_of(hints["return"]))

@@ -60,8 +60,10 @@ def lock(connection: Connection, subject: str) -> None:
     SQLite allows only one write transaction at a time, so no lock is needed there.
     """
     if connection.dialect.name == "postgresql":
-        # hashtext returns 32 bits: two subjects may share a lock, which only makes them wait.
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))
+        # Each store of a database has a schema, but all share the locks of the database. hashtext
+        # returns 32 bits: two subjects may share a lock, which only makes them wait.
+        key = sa.func.hashtext(sa.func.concat(sa.func.current_schema(), "/", subject))
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
 def is_version(

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 import featurestore
 from featurestore.errors import ConfigurationError, RegistryDamaged, RegistryError
 from featurestore.recovery.rebuild import rebuild
+from featurestore.registry.rows import lock
 from featurestore.registry.stores import read_reference
 from featurestore.store import FeatureStore
 
@@ -49,6 +50,21 @@ def test_shared_registry_locations_list_own_groups(tmp_path: Path, url: str) -> 
     with featurestore.connect(tmp_path / "b", registry=url) as again:
         assert groups(again) == ["left@v1", "right@v1"]
         assert again.get_featuregroup("left").count() == 1
+
+
+@pytest.mark.postgres
+def test_stores_of_one_database_do_not_wait_for_each_other(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    with (
+        featurestore.connect(tmp_path / "a", registry=postgres_url) as first,
+        featurestore.connect(tmp_path / "b", registry=postgres_url) as second,
+        first.session.registry.transaction() as connection,
+        second.session.registry.transaction() as other_connection,
+    ):
+        lock(connection, "featuregroup/left")
+        other_connection.exec_driver_sql("set local lock_timeout = '1s'")
+        lock(other_connection, "featuregroup/left")
 
 
 def test_connect_without_registry_url_shows_remembered_url(tmp_path: Path, url: str) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from featurestore import _current
-from featurestore.model.paths import FEATUREGROUPS, STAGING, TRAININGDATASETS, StorePaths
+from featurestore.model.paths import FEATUREGROUPS, STAGING, TRAININGDATASETS
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins import load_plugin
 from featurestore.plugins.engine import find_entry_point
 from featurestore.registry.origins import GROUP, JOB, Object
 from featurestore.registry.recorded_reads import ReadRecorder, recorder_of_run
 from featurestore.registry.tables import featuregroups, job_states
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from featurestore.errors import SourceChanged, StorageError
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.names import ENVIRONMENT, RENAME
-from featurestore.model.paths import StorePaths
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.source import (
@@ -31,7 +30,7 @@ from featurestore.plugins.source import (
     find_source,
 )
 from featurestore.session import Session
-from featurestore.storage import files, storage_for
+from featurestore.storage import StorePaths, files, storage_for
 from featurestore.storage.grants import acting_source, authorize, secret_reader
 
 _log = logging.getLogger("featurestore.sources")

@@ -25,10 +25,10 @@ from featurestore.lineage.origins import (
 from featurestore.lineage.query_origins import QueryTable, trace_query
 from featurestore.model.job import WindowWork
 from featurestore.model.json_object import JsonMapping
-from featurestore.model.paths import StorePaths
 from featurestore.model.times import format_duration
 from featurestore.model.window_features import WindowLineage
 from featurestore.model.window_job import WindowJob
+from featurestore.storage import StorePaths
 
 _log = logging.getLogger("featurestore.lineage")
 

@@ -45,11 +45,11 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.job import JobSpec, SqlWork, TransformWork, WindowWork
 from featurestore.model.manifest import Manifest
 from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.paths import StorePaths
 from featurestore.model.reader_text import remove_machine_details
 from featurestore.model.validation import ExpectationResult, ValidationReport, describe
 from featurestore.plugins.observers import Work
 from featurestore.registry.stored_errors import message_of
+from featurestore.storage import StorePaths
 from featurestore.storage.manifests import read_manifest
 
 _TYPES = {"job": "JOB", "validate": "QUERY"}

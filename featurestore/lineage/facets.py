@@ -21,7 +21,7 @@ from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import Snapshot
 from featurestore.lineage.column_origins import ColumnOrigins
 from featurestore.lineage.origins import Dataset, OriginColumn
-from featurestore.model.paths import StorePaths
+from featurestore.storage import StorePaths
 
 # The event producer. OpenLineage requires a URI; a URN needs no web address.
 PRODUCER = "urn:featurestore"

@@ -8,12 +8,12 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExists
 from featurestore.model.manifest import Manifest
-from featurestore.model.paths import MANIFEST_FILE, StorePaths
+from featurestore.model.paths import MANIFEST_FILE
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry import artifacts, training_datasets
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 from featurestore.storage.manifests import read_annotations, read_manifest
 
 _log = logging.getLogger("featurestore.recovery")
@@ -68,7 +68,7 @@ class TrainingDatasets(VersionedObjects[Manifest]):
 
         The intent must be recorded before, so that recovery finds the directory after a crash.
         """
-        storage = storage_for(paths.location)
+        storage = paths.storage
         storage.make_directory(self._folder(paths, name), durable=True)
         storage.make_directory(self.directory(paths, name, version), durable=True)
 

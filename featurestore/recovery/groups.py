@@ -11,13 +11,12 @@ from featurestore.delta.log import LOG_FOLDER, is_delta_table, latest_version
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import FeatureGroupExists, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.model.paths import StorePaths
 from featurestore.model.window_features import parse_input_windows
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry import artifacts, featuregroups, jobs, lineage, runs
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 
 
 class FeatureGroups(VersionedObjects[FeatureGroupSpec]):

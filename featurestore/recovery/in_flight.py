@@ -11,7 +11,6 @@ from typing import Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
-from featurestore.model.paths import StorePaths
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.observers import Work, WorkKind, observed
 from featurestore.recovery import claims, liveness
@@ -22,7 +21,7 @@ from featurestore.recovery.recover import VERSIONED, resolve
 from featurestore.registry import Registry, intents, origins
 from featurestore.registry.origins import Object
 from featurestore.registry.recorded_reads import ReadRecorder
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 from featurestore.storage.temporary import remove_temporary, temporary_directory
 
 # Intents reported to observers. The other intents are steps of these or do not change rows.

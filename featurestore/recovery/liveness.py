@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Protocol
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import JobLeased, RegistryError, StorageError
-from featurestore.model.paths import StorePaths
 from featurestore.model.runtime import call_after_fork
 from featurestore.model.threads import start_thread
 from featurestore.registry import Registry, intents
-from featurestore.storage import locks, storage_for
+from featurestore.storage import StorePaths, locks, storage_for
 
 if TYPE_CHECKING:
     import filelock

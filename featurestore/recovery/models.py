@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
 from featurestore.model.json_object import seal
-from featurestore.model.paths import MODEL_FILE, StorePaths
+from featurestore.model.paths import MODEL_FILE
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
     ModelAnnotations,
@@ -19,7 +19,7 @@ from featurestore.model.registered_model import (
 )
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry.artifacts import models
-from featurestore.storage import revisions, storage_for
+from featurestore.storage import StorePaths, revisions, storage_for
 
 
 class RegisteredModels(VersionedObjects[ModelSpec]):

@@ -28,14 +28,14 @@ from featurestore.errors import (
     StorageError,
     WriteConflict,
 )
-from featurestore.model.paths import StorePaths, parse_version_directory
+from featurestore.model.paths import parse_version_directory
 from featurestore.model.plan import Source
 from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import InFlight
 from featurestore.recovery.liveness import Store
 from featurestore.registry import intents, training_datasets
 from featurestore.registry.intents import Intent
-from featurestore.storage import files, storage_for
+from featurestore.storage import StorePaths, files, storage_for
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
 # The intent kind of a vacuum, and of a deletion before it removes files.

@@ -14,7 +14,7 @@ from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureStoreError, RegistryDamaged, RegistryError
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
-from featurestore.model.paths import StorePaths, parse_version_directory
+from featurestore.model.paths import parse_version_directory
 from featurestore.model.times import utc_now
 from featurestore.recovery import liveness, record_files
 from featurestore.recovery.datasets import DATASETS
@@ -27,7 +27,7 @@ from featurestore.recovery.views import VIEWS
 from featurestore.registry import Registry, featuregroups, open_registry, origins, search_documents
 from featurestore.registry.opening import REGISTRY_FILE
 from featurestore.registry.tables import metadata
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 
 Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 

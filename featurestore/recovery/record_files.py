@@ -29,13 +29,12 @@ from featurestore.errors import (
 from featurestore.model.json_object import JsonObject, MalformedJson, check_format
 from featurestore.model.names import check_name
 from featurestore.model.online_store import OnlineStoreSpec
-from featurestore.model.paths import StorePaths
 from featurestore.model.run_record import RUN_FILE, RunRecord, check_run_id
 from featurestore.model.source import SourceSpec
 from featurestore.registry import experiments, online_stores, sources, tables
 from featurestore.registry.rows import lock
 from featurestore.registry.stores import rebuild_command
-from featurestore.storage import files, revisions, storage_for
+from featurestore.storage import StorePaths, files, revisions, storage_for
 
 _ACCESS_FORMAT = 1
 # In the order of foreign keys: tokens and roles reference users.
@@ -154,7 +153,7 @@ def write_source(location: str, spec: SourceSpec, *, replaces: bool = False) -> 
         SourceExists: Another registry of the store has a different source with this name.
     """
     paths = StorePaths(location)
-    storage_for(paths.location).make_directory(paths.sources)
+    paths.storage.make_directory(paths.sources)
     if not _write_definition(paths.source(spec.name), spec, replaces=replaces):
         raise SourceExists(
             f"Source {spec.name!r} is already registered through another registry of the store.",
@@ -193,7 +192,7 @@ def write_online_store(location: str, spec: OnlineStoreSpec) -> None:
         OnlineStoreExists: Another registry of the store has a different one with this name.
     """
     paths = StorePaths(location)
-    storage_for(paths.location).make_directory(paths.online_stores)
+    paths.storage.make_directory(paths.online_stores)
     if not _write_definition(paths.online_store(spec.name), spec, replaces=False):
         raise OnlineStoreExists(
             f"Online store {spec.name!r} is already registered through another registry of the "
@@ -297,7 +296,7 @@ def write_run(directory: str, record: RunRecord) -> None:
 
 def run_directories(paths: StorePaths) -> Iterator[tuple[str, str]]:
     """Yield the experiment name and directory of each run, ordered by name and id."""
-    storage = storage_for(paths.location)
+    storage = paths.storage
     for name in storage.list_directory(paths.experiments):
         try:
             folder = paths.experiment(check_name(name, noun="experiment"))

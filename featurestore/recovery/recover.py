@@ -13,7 +13,6 @@ import re
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidName, StorageError
-from featurestore.model.paths import StorePaths
 from featurestore.recovery import claims, liveness
 from featurestore.recovery.datasets import DATASETS
 from featurestore.recovery.groups import GROUPS
@@ -22,7 +21,7 @@ from featurestore.recovery.models import MODELS
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.recovery.views import VIEWS
 from featurestore.registry import intents
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 
 _INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")

@@ -16,12 +16,12 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import FeatureStoreError
 from featurestore.model.arguments import check_version
 from featurestore.model.names import check_name
-from featurestore.model.paths import StorePaths, parse_version_directory
+from featurestore.model.paths import parse_version_directory
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry.artifacts import VersionedTable
 from featurestore.registry.rows import lock
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 
 Record_co = TypeVar("Record_co", covariant=True)
 

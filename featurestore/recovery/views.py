@@ -6,10 +6,10 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureViewDamaged, FeatureViewExists
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.paths import VIEW_FILE, StorePaths
+from featurestore.model.paths import VIEW_FILE
 from featurestore.recovery.versioned import VersionedObjects
 from featurestore.registry.artifacts import feature_views
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 
 
 class FeatureViews(VersionedObjects[FeatureViewSpec]):

@@ -29,12 +29,11 @@ from featurestore.model.paths import (
     FEATUREVIEWS,
     MODELS,
     TRAININGDATASETS,
-    StorePaths,
     parse_version_directory,
 )
 from featurestore.registry.rows import insert_missing, is_version, location_of, lock, split_values
 from featurestore.registry.tables import featuregroups, origin_edges, origins, private_groups
-from featurestore.storage import files, revisions, storage_for
+from featurestore.storage import StorePaths, files, revisions, storage_for
 
 GROUP, DATASET, VIEW, MODEL = "featuregroup", "training_dataset", "feature_view", "model"
 RUN, JOB = "experiment_run", "job"
@@ -259,7 +258,7 @@ def write_files(connection: Connection, changed: Collection[Object]) -> None:
     # second one reads the rows of the first.
     lock(connection, "origins")
     paths = StorePaths(location_of(connection))
-    storage = storage_for(paths.location)
+    storage = paths.storage
     for object_kind in {version.object_kind for version in changed}:
         storage.make_directory(os.path.join(paths.origins, object_kind))
     for version in sorted(changed):

@@ -16,17 +16,11 @@ from sqlalchemy.engine import Connection
 
 from featurestore.delta.log import LOG_FOLDER
 from featurestore.errors import listing
-from featurestore.model.paths import (
-    MANIFEST_FILE,
-    MODEL_FILE,
-    VIEW_FILE,
-    StorePaths,
-    parse_version_directory,
-)
+from featurestore.model.paths import MANIFEST_FILE, MODEL_FILE, VIEW_FILE, parse_version_directory
 from featurestore.registry import tables
 from featurestore.registry.hidden import HIDDEN
 from featurestore.registry.rows import existing_values, location_of
-from featurestore.storage import storage_for
+from featurestore.storage import StorePaths, storage_for
 
 if TYPE_CHECKING:
     from featurestore.registry.database import Registry
@@ -44,7 +38,7 @@ _VERSIONED: Mapping[str, tuple[str, sa.Table, str]] = {
 def contains_objects(location: str) -> bool:
     """Return whether a location contains objects or access rights that a registry must contain."""
     paths = StorePaths(location)
-    storage = storage_for(paths.location)
+    storage = paths.storage
     if storage.exists(paths.access):
         return True
     for folder in (paths.sources, paths.online_stores):

@@ -26,7 +26,6 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.json_object import seal
 from featurestore.model.manifest import Manifest
 from featurestore.model.monitor_report import MonitorReport
-from featurestore.model.paths import StorePaths
 from featurestore.model.registered_model import ModelSpec
 from featurestore.model.run_record import RunRecord
 from featurestore.model.statistics import Statistics
@@ -37,6 +36,7 @@ from featurestore.registry import open_registry
 from featurestore.registry.migrations import head_revision
 from featurestore.serving.layout import ValueLayout
 from featurestore.serving.state import PublishedView, ViewState
+from featurestore.storage import StorePaths
 from featurestore.transform.fitted import Transformations
 from featurestore_connectors.tfrecord.layout import read_layout
 from tests.commit_files import read_actions, write_actions

@@ -54,7 +54,7 @@ from featurestore.serving.state import (
     PublishedView,
     ViewState,
 )
-from featurestore.serving.stores import StoreClock, online_config, open_online_store
+from featurestore.serving.stores import StoreClock, online_config
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.serving")
@@ -109,7 +109,7 @@ def publish(
     started = time.monotonic()
     check_publishable(session, spec)
     config = online_config(session, to).with_resolved_secret()
-    with closing(open_online_store(session, to)) as store:
+    with closing(open_config(config)) as store:
         store.check()
         try:
             published = _publish_once(session, spec, config, store, full=full, complete=full)

@@ -199,7 +199,7 @@ def fixed_array(codecs: Sequence[Codec], build: Callable[..., Any] | None = None
 
     ``build`` gets the elements as arguments; None: they are read as a tuple.
     """
-    length = len(codecs)
+    length, readers = len(codecs), [(codec.types, codec.read) for codec in codecs]
 
     def read(value: Any) -> Any:
         _check_array(value)
@@ -207,8 +207,8 @@ def fixed_array(codecs: Sequence[Codec], build: Callable[..., Any] | None = None
             raise wrong_value_error(value, f"an array of {length} values")
         items: list[Any] = []
         try:
-            for codec, item in zip(codecs, value, strict=True):
-                items.append(codec.read(item))
+            for (types, read_item), item in zip(readers, value, strict=True):
+                items.append(item if type(item) in types else read_item(item))
         except MalformedJson as error:
             raise error.within(f"[{len(items)}]") from None
         return tuple(items) if build is None else build(*items)
@@ -218,7 +218,7 @@ def fixed_array(codecs: Sequence[Codec], build: Callable[..., Any] | None = None
             return None
         columns = []
         for codec, column in zip(codecs, zip(*values, strict=True), strict=True):
-            contents = None if codec.read_all is None else codec.read_all(column)
+            contents = codec.read_all(column) if codec.read_all else None
             if contents is None:
                 return None
             columns.append(contents)
@@ -229,7 +229,8 @@ def fixed_array(codecs: Sequence[Codec], build: Callable[..., Any] | None = None
         return [codec.to_json(item) for codec, item in zip(codecs, value, strict=True)]
 
     is_plain = all(codec.write is None for codec in codecs)
-    return Codec(read, list if is_plain else write, read_all)
+    has_read_all = all(codec.read_all for codec in codecs)
+    return Codec(read, list if is_plain else write, read_all if has_read_all else None)
 
 
 def as_array(names: Sequence[str], codecs: Sequence[Codec], build: Callable[..., Any]) -> Codec:

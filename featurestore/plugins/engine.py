@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import (
     InvalidArgument,
     SchemaMismatch,
@@ -49,7 +48,8 @@ TABLE_PROPERTIES = {
     "delta.logRetentionDuration": "interval 3650 days",
 }
 
-
+# The engine that computes in the calling process.
+EMBEDDED_ENGINE = "duckdb"
 ADD_COLUMNS_HINT = "schema_change='add' adds new nullable columns"
 
 
@@ -419,7 +419,7 @@ class Engine(ABC):
         the expressions. By default, the embedded engine computes them, since a request cannot wait
         for a cluster.
         """
-        return find_engine(DEFAULT_ENGINE).prepare_rows(expressions, inputs=inputs, kinds=kinds)
+        return find_engine(EMBEDDED_ENGINE).prepare_rows(expressions, inputs=inputs, kinds=kinds)
 
     # -- tables -------------------------------------------------------------------------
 
@@ -638,6 +638,6 @@ def find_entry_point(name: str) -> EntryPoint:
         raise InvalidArgument(
             f"Unknown engine {name!r}. Available: {listing(plugin_names('engines'))}.",
             hint=did_you_mean(name, plugin_names("engines"), write="engine={!r}")
-            or "engine='duckdb'",
+            or f"engine={EMBEDDED_ENGINE!r}",
         )
     return entry_point

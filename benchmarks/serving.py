@@ -160,7 +160,7 @@ def in_turns(
 
 def bare_reader(server: Any, port: int) -> Callable[[Sequence[int]], list[tuple[Any, ...]]]:
     """Return a function that reads the keys of the server by MGET and decodes them by struct."""
-    program = next(iter(server._source._programs.values()))
+    program = next(iter(server._backend._programs.values()))
     readers = [reader for _, readers in program.stages for reader in readers]
     client = redis.Redis(port=port)
     # Header and times of 35 bytes and the null bitmap precede the values, a seal follows.

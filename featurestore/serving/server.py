@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
 
 
-class VectorSource(Protocol):
+class VectorBackend(Protocol):
     """What a vector server reads from: an online store, or the server of a store.
 
-    The members have the meaning of those of ``VectorServer``. All are thread-safe; a source raises
+    The members have the meaning of those of ``VectorServer``. All are thread-safe; a backend raises
     UnsupportedRemotely for a member that needs the online store itself.
     """
 
@@ -65,8 +65,8 @@ class VectorServer:
     ({'temp': 39.0, 'seats': 100}, 'found')
     """
 
-    def __init__(self, spec: FeatureViewSpec, source: VectorSource) -> None:
-        self._spec, self._source = spec, source
+    def __init__(self, spec: FeatureViewSpec, backend: VectorBackend) -> None:
+        self._spec, self._backend = spec, backend
 
     @property
     def entity(self) -> list[str]:
@@ -79,12 +79,12 @@ class VectorServer:
         ...     server.entity
         ['origin', 'tailnum']
         """
-        return self._source.entity
+        return self._backend.entity
 
     @property
     def entity_types(self) -> dict[str, pa.DataType | None]:
         """The types of all columns that an entity may have; None: the type of the value."""
-        return self._source.entity_types
+        return self._backend.entity_types
 
     def parse_json(self, entity: Mapping[str, Any]) -> dict[str, Any]:
         """Return an entity whose values have the JSON forms of its columns.
@@ -96,17 +96,17 @@ class VectorServer:
         ...     server.parse_json({"tailnum": "N10", "origin": "JFK"})
         {'tailnum': 'N10', 'origin': 'JFK'}
         """
-        return self._source.parse_json(entity)
+        return self._backend.parse_json(entity)
 
     @property
     def online(self) -> str:
         """The name of the online store."""
-        return self._source.online
+        return self._backend.online
 
     @property
     def clock(self) -> StoreClock:
         """The clock of the online store, which decides which values are current."""
-        return self._source.clock
+        return self._backend.clock
 
     @property
     def log_state(self) -> LogState | None:
@@ -119,7 +119,7 @@ class VectorServer:
         >>> server.log_state.written, server.log_state.missing
         (1, 0)
         """
-        return self._source.log_state
+        return self._backend.log_state
 
     def get_vector(self, entity: Mapping[str, Any], *, as_: Form = "dict") -> Any:
         """Return the vector of one entity.
@@ -145,14 +145,14 @@ class VectorServer:
         arguments are those of ``get_vector``. ``entities`` is a list of dicts, or a dataframe with an
         entity in each row. An entity without values does not fail the others.
         """
-        return self._source.get_vectors(entities, as_)
+        return self._backend.get_vectors(entities, as_)
 
     def read_batch(self, entities: Entities, *, at: int | None = None) -> ServedBatch:
         """Return the vectors of entities as a record batch, with their origin.
 
         ``at`` is the instant for which the values are read, in microseconds; None means now.
         """
-        return self._source.read_batch(entities, at)
+        return self._backend.read_batch(entities, at)
 
     async def aget_vector(self, entity: Mapping[str, Any], *, as_: Form = "dict") -> Any:
         """Return the vector of one entity without blocking the event loop; see ``get_vector``."""
@@ -161,14 +161,14 @@ class VectorServer:
 
     async def aget_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
         """Return several vectors without blocking the event loop; see ``get_vectors``."""
-        return await self._source.aget_vectors(entities, as_)
+        return await self._backend.aget_vectors(entities, as_)
 
     def close(self) -> None:
         """Close the connections to the online store, and write the logged vectors.
 
         May be called repeatedly.
         """
-        self._source.close()
+        self._backend.close()
 
     def __enter__(self) -> VectorServer:
         return self

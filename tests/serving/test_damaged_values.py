@@ -70,7 +70,7 @@ def read_arrow(server: VectorServer) -> list[Any]:
 
 def read_general(server: VectorServer) -> list[Any]:
     """Read by the path of computations."""
-    vectors: Any = server._source
+    vectors: Any = server._backend
     rows: list[Any] = vectors._drive(vectors._rows([{"id": key} for key in KEYS], None)).rows
     return [{name: row[name] for name in row if name != "id"} for row in rows]
 

@@ -30,7 +30,7 @@ def test_reader_refuses_values_of_a_deleted_group_until_published(
     # A running server compares the tables each minute.
     assert running.get_vector({"tail": "N1"}) == {"seats": 100}
     monkeypatch.setattr(published, "_CHECK_SECONDS", -1.0)
-    running._source._next_check = 0.0  # type: ignore[attr-defined]
+    running._backend._next_check = 0.0  # type: ignore[attr-defined]
     message = (
         r"(?s)another feature group 'planes' version 1.*publish\('v', version=1, to='embedded'\)"
     )

@@ -156,7 +156,7 @@ def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
     # Another process publishes other columns under the same view version.
     other_view = flights.create_feature_view("other", features=["planes.home"])
     flights.publish("other")
-    online = server._source._store  # type: ignore[attr-defined]
+    online = server._backend._store  # type: ignore[attr-defined]
     published, other = [PublishedView(name, 1, "embedded") for name in ("v", "other")]
     content, wrong = online.read([published.key, other.key])
     assert online.compare_and_set(published.key, content, wrong or b"")

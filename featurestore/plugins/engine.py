@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
-    from featurestore.plugins.format import WrittenShard
-    from featurestore.plugins.native import HashCounts, RecordTask, RowCounts
+    from featurestore.plugins.format import ColumnProfile, WrittenShard
+    from featurestore.plugins.native import RecordTask, RowCounts
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -190,6 +190,29 @@ class PropertyChange:
 
     properties: Mapping[str, str]
     commit_metadata: CommitMetadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HashCounts:
+    """Statistics of hashed rows by group.
+
+    Attributes:
+        bits: The number of leading hash bits that select a bin.
+        histograms: The row counts of the ``2**bits`` bins, as int64 arrays ordered by hash.
+        hash_sums: The sums of the hashes modulo 2**64.
+        profiles: The column profiles over all groups.
+    """
+
+    bits: int
+    histograms: dict[int, Any]
+    hash_sums: dict[int, int]
+    profiles: tuple[ColumnProfile, ...]
+
+    def rows(self, group: int) -> int:
+        """Return the number of rows in a group."""
+        if group not in self.histograms:
+            return 0
+        return int(self.histograms[group].sum())
 
 
 class Engine(ABC):

@@ -1,4 +1,4 @@
-"""What engines exchange with the export: counts of hashed rows, and records that they encode.
+"""What engines exchange with the export: the plans of shards and records, and counts of rows.
 
 If a format describes its records by a ``RecordPlan`` (a template with slots), an engine may encode
 them without Python. Otherwise the format's ``write_shard`` is used, which writes the same bytes.
@@ -8,32 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from featurestore.plugins.format import ColumnProfile
-
-
-@dataclass(frozen=True)
-class HashCounts:
-    """Statistics of hashed rows by group.
-
-    Attributes:
-        bits: The number of leading hash bits that select a bin.
-        histograms: The row counts of the ``2**bits`` bins, as int64 arrays ordered by hash.
-        hash_sums: The sums of the hashes modulo 2**64.
-        profiles: The column profiles over all groups.
-    """
-
-    bits: int
-    histograms: dict[int, Any]
-    hash_sums: dict[int, int]
-    profiles: tuple[ColumnProfile, ...]
-
-    def rows(self, group: int) -> int:
-        """Return the number of rows in a group."""
-        if group not in self.histograms:
-            return 0
-        return int(self.histograms[group].sum())
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from featurestore.plugins.engine import (
     Accumulator,
     BatchFunction,
     Engine,
+    HashCounts,
     PropertyChange,
     Relation,
     Result,
@@ -27,7 +28,6 @@ from featurestore.plugins.engine import (
 )
 from featurestore.plugins.format import WrittenShard
 from featurestore.plugins.native import (
-    HashCounts,
     RecordTask,
     RowCounts,
 )

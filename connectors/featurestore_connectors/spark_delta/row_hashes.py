@@ -20,9 +20,8 @@ import pyarrow.types as pat
 
 from featurestore.arrow.spark_frames import is_connect_object
 from featurestore.hashing import value_kind
-from featurestore.plugins.engine import Relation
+from featurestore.plugins.engine import HashCounts, Relation
 from featurestore.plugins.format import ColumnProfile
-from featurestore.plugins.native import HashCounts
 from featurestore_connectors.spark_delta.jars import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import STORE_EXTENSION

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from featurestore.arrow.values import rounds_to_infinity
 from featurestore.errors import InvalidArgument, InvalidSplit
-from featurestore.plugins.engine import Accumulator, BatchFunction
+from featurestore.plugins.engine import Accumulator, BatchFunction, HashCounts
 from featurestore.plugins.format import ColumnProfile, DatasetFormat, Layout
-from featurestore.plugins.native import HashCounts, ShardPlan
+from featurestore.plugins.native import ShardPlan
 from featurestore.training.export.assignment import (
     UNCOVERED,
     Assignment,

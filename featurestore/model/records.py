@@ -49,6 +49,8 @@ All other fields must be present, also those that may be null. The class options
   all fields in order. A property is written and not read;
 - ``closed=True``: unknown names in the JSON are refused. By default, they are ignored.
 
+A subclass of a record states its options again.
+
 ``check_json`` checks or completes a record that was read. A class that needs more overrides
 ``to_json`` or ``from_json``, and calls the method of ``Record`` in it.
 

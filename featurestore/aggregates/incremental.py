@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.aggregates import sums as aggregates_sums
 from featurestore.aggregates.arrays import Flags, Integers, combined_codes, to_integers
 from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, KeyRows, Labels, Timeline, Totals
 from featurestore.aggregates.counts import count_values, encode_value_groups, sort_codes
@@ -24,13 +25,6 @@ from featurestore.aggregates.stream import (
     AggregateRequest,
     NumberedBlock,
     StreamEvents,
-)
-from featurestore.aggregates.sums import (
-    doubles_to_limbs,
-    integers_to_limbs,
-    non_finite_counts,
-    squares_to_limbs,
-    sum_limbs,
 )
 
 # A label time after all rows.
@@ -372,19 +366,23 @@ def sum_totals(
         is_integer = not pat.is_floating(dtype)
         sums: dict[str, Fraction] = {}
         if unwindowed.function in ("sum", "mean") and is_integer:
-            total = sum_limbs(chunk, unwindowed, "integers", integers_to_limbs)
+            total = aggregates_sums.sum_limbs(
+                chunk, unwindowed, "integers", aggregates_sums.integers_to_limbs
+            )
             sums["integers"] = total.as_fraction(0)
         elif unwindowed.function != "count":
-            sums["doubles"] = sum_limbs(chunk, unwindowed, "doubles", doubles_to_limbs).as_fraction(
-                0
-            )
+            sums["doubles"] = aggregates_sums.sum_limbs(
+                chunk, unwindowed, "doubles", aggregates_sums.doubles_to_limbs
+            ).as_fraction(0)
         if unwindowed.function in ("std", "var"):
-            sums["squares"] = sum_limbs(chunk, unwindowed, "squares", squares_to_limbs).as_fraction(
-                0
-            )
+            sums["squares"] = aggregates_sums.sum_limbs(
+                chunk, unwindowed, "squares", aggregates_sums.squares_to_limbs
+            ).as_fraction(0)
         non_finite = [0, 0, 0]
         if unwindowed.function != "count" and not is_integer:
-            non_finite = [int(counts[0]) for counts in non_finite_counts(chunk, unwindowed)]
+            non_finite = [
+                int(counts[0]) for counts in aggregates_sums.non_finite_counts(chunk, unwindowed)
+            ]
         count = int(count_values(chunk, unwindowed)[0])
         # Aggregates of one column have equal counts, except 0 where a function needs none.
         totals = Totals(

@@ -37,7 +37,7 @@ from featurestore.model.names import parse_secret
 from featurestore.model.threads import start_thread
 from featurestore.registry import alerts
 from featurestore.session import Session
-from featurestore.storage.grants import acting_channel, authorize, grant, is_granted, resolve_secret
+from featurestore.storage import grants
 from featurestore.storage.programs import run_program
 
 _log = logging.getLogger("featurestore.alerts")
@@ -61,7 +61,7 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
 
 def grant_channel(session: Session, channel: Channel) -> None:
     """Grant this machine permission to use a channel and its secret."""
-    grant(acting_channel(session.location, channel))
+    grants.grant(grants.acting_channel(session.location, channel))
 
 
 def remove_channel(session: Session, name: str) -> None:
@@ -79,7 +79,9 @@ def remove_channel(session: Session, name: str) -> None:
 def is_trusted(session: Session, channel: Channel) -> bool:
     """Return True if a channel was added on this machine and has not changed in the registry."""
     # The log runs no program and opens no address, so it needs no grant.
-    return channel.scheme == "log" or is_granted(acting_channel(session.location, channel))
+    return channel.scheme == "log" or grants.is_granted(
+        grants.acting_channel(session.location, channel)
+    )
 
 
 class NotDelivered(Exception):
@@ -95,13 +97,13 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
     send = _SENDERS.get(channel.scheme)
     if send is None:
         raise NotDelivered(f"unknown channel scheme {channel.scheme!r}")
-    definition = acting_channel(location, channel)
+    definition = grants.acting_channel(location, channel)
     try:
         secret = None
         if channel.scheme != "log":
-            authorize(definition)
+            grants.authorize(definition)
         if channel.secret is not None:
-            secret = resolve_secret(parse_secret(channel.secret), definition)
+            secret = grants.resolve_secret(parse_secret(channel.secret), definition)
         send(channel, alert, secret, seconds)
     except FeatureStoreError as error:
         raise NotDelivered(error.message) from error

@@ -15,15 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow import types
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.types import (
-    array_item_type,
-    array_shape,
-    is_nested,
-    is_number,
-    is_variable_size_list,
-    shaped_type,
-)
 from featurestore.arrow.unstorable import Unstorable, is_missing
 
 Shapes: TypeAlias = dict[str, tuple[int, ...] | None]
@@ -40,7 +33,7 @@ UNEQUAL_SHAPES_HINT = "pad or resize them to one shape, or keep the encoded byte
 def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
     """Convert an array of shape (rows, ...) to a column; ``valid`` is False where rows are null.
 
-    >>> from_numpy(np.zeros((3, 8, 6), np.uint8)).type == shaped_type(pa.uint8(), (8, 6))
+    >>> from_numpy(np.zeros((3, 8, 6), np.uint8)).type == types.shaped_type(pa.uint8(), (8, 6))
     True
     """
     # The feature type of float16 is float32, which contains all of its values.
@@ -51,7 +44,7 @@ def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
     # From the innermost axis outwards; the outermost list gets the validity bitmap below.
     for depth in reversed(range(1, len(shape))):
         column = pa.FixedSizeListArray.from_arrays(column, shape[depth])
-    column_type = shaped_type(array_item_type(column.type), shape)
+    column_type = types.shaped_type(types.array_item_type(column.type), shape)
     bitmap = None
     null_count = 0
     if valid is not None and not valid.all():
@@ -69,7 +62,7 @@ def to_cells(column: pa.Array) -> list[Any]:
            [3, 4, 5]])]
     """
     items = flatten_items(column).to_numpy(zero_copy_only=False)
-    cells: list[Any] = list(items.reshape(len(column), *array_shape(column.type)))
+    cells: list[Any] = list(items.reshape(len(column), *types.array_shape(column.type)))
     if column.null_count:
         # The items of null rows are arbitrary.
         for row in np.flatnonzero(np.asarray(column.is_null())):
@@ -97,7 +90,7 @@ def flatten_items(column: pa.Array) -> pa.Array:
     >>> flatten_items(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)).slice(1)).to_pylist()
     [3, 4]
     """
-    for size in array_shape(column.type):
+    for size in types.array_shape(column.type):
         # ``values`` ignores the offset of a slice, and ``flatten`` would skip null rows.
         column = column.values.slice(column.offset * size, len(column) * size)
     return column
@@ -146,8 +139,12 @@ def find_shape_mismatch(
     >>> find_shape_mismatch(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
     (1, (1,))
     """
-    target_shape = array_shape(target_type)
-    if not target_shape or not is_nested(column.type) or array_shape(column.type) == target_shape:
+    target_shape = types.array_shape(target_type)
+    if (
+        not target_shape
+        or not types.is_nested(column.type)
+        or types.array_shape(column.type) == target_shape
+    ):
         return None
     rows = np.flatnonzero(np.asarray(column.is_valid()))
     # Vectors are compared by their lengths, without a loop over all rows.
@@ -244,9 +241,9 @@ def is_list_of_numbers(dtype: pa.DataType) -> bool:
     >>> is_list_of_numbers(pa.list_(pa.list_(pa.int8()))), is_list_of_numbers(pa.list_(pa.string()))
     (True, False)
     """
-    if not is_variable_size_list(dtype):
+    if not types.is_variable_size_list(dtype):
         return False
-    return is_number(dtype.value_type) or is_list_of_numbers(dtype.value_type)
+    return types.is_number(dtype.value_type) or is_list_of_numbers(dtype.value_type)
 
 
 def find_uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
@@ -268,7 +265,7 @@ def find_uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
             return None
         shape.append(sizes[0].as_py())
         inside = inside.flatten()
-    if inside.null_count or not is_number(inside.type):
+    if inside.null_count or not types.is_number(inside.type):
         return None
     return tuple(shape) or None
 
@@ -285,7 +282,7 @@ def to_uniform_shape(column: pa.Array) -> pa.Array | None:
     dtype = column.type
     for _ in shape:
         dtype = dtype.value_type
-    return cast_array(column, shaped_type(dtype, shape))
+    return cast_array(column, types.shaped_type(dtype, shape))
 
 
 @dataclass(frozen=True)
@@ -369,7 +366,7 @@ def _check_not_rounded(array: Any, rounded: Any, *, row: int) -> None:
 def _infer_row_shape(scalar: Any) -> tuple[int, ...]:
     """Return the shape of a nested list, from the lengths of the first item at each level."""
     shape = []
-    while is_nested(scalar.type) and not pat.is_struct(scalar.type):
+    while types.is_nested(scalar.type) and not pat.is_struct(scalar.type):
         shape.append(len(scalar))
         if len(scalar) == 0:
             break

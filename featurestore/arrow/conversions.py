@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow import types
 from featurestore.arrow.arrays import from_tensors
 from featurestore.arrow.casts import cast_array, decode
 from featurestore.arrow.cell_casts import (
@@ -42,13 +43,6 @@ from featurestore.arrow.hints import (
 )
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.text_values import TextRules, check_format, format_decimals, parse_texts
-from featurestore.arrow.types import (
-    feature_type,
-    is_encoded,
-    is_list_type,
-    is_nested,
-    is_tensor,
-)
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     Cell,
@@ -93,7 +87,7 @@ def parse_target(target: object, *, column: str, inexact: str = "error") -> Targ
                     f"Column {column!r}: {error}.", hint="timestamp[%d/%m/%Y]"
                 ) from error
         return Target(TIMESTAMP, form[1], rule)
-    dtype = feature_type(parse_type(target, column=column))
+    dtype = types.feature_type(parse_type(target, column=column))
     if dtype is None:
         raise UnsupportedType(
             f"Column {column!r}: {target} is not a type of features.",
@@ -149,7 +143,7 @@ def _cast_or_raise(
             return pa.concat_arrays(list(_cast_or_null(_omit_inexact(column, target), target)))
         row = _find_failure(column, target)
         value = _describe_value(_slice(column, row, 1))
-        reason = str(error).partition("\n")[0].rstrip(".") if is_nested(target.dtype) else ""
+        reason = str(error).partition("\n")[0].rstrip(".") if types.is_nested(target.dtype) else ""
         raise SchemaMismatch(
             f"Column {name!r}, row {rows_before + row}: {value} has no equal in {target.text}"
             f"{reason and f' ({reason})'}.",
@@ -232,7 +226,7 @@ def _cast(column: pa.Array | list[Cell], target: Target) -> pa.Array:
     """Cast an array, or cells that Arrow cannot represent; raise one of ``CONVERSION_ERRORS``."""
     if isinstance(column, list):
         return _cast_cells(column, target)
-    if is_tensor(column.type):
+    if types.is_tensor(column.type):
         column = from_tensors(column)
     extension = getattr(column.type, "extension_name", "")
     if extension == "pandas.period":
@@ -241,14 +235,14 @@ def _cast(column: pa.Array | list[Cell], target: Target) -> pa.Array:
         return _cast_cells(column.to_pylist(), target)  # the text is not the bytes
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
-    if is_encoded(column.type):
+    if types.is_encoded(column.type):
         return decode(column, lambda values: _cast(values, target))
     if column.null_count == len(column):
         return pa.nulls(len(column), target.dtype)
     cast = _find_cast(column.type, target)
     if cast is not None:
         return cast(column)
-    if is_nested(column.type):  # Python's durations have no unit
+    if types.is_nested(column.type):  # Python's durations have no unit
         column = cast_array(column, _with_counts(column.type))
     return _cast_cells(column.to_pylist(), target)
 
@@ -257,7 +251,7 @@ def _with_counts(dtype: pa.DataType) -> pa.DataType:
     """Return a type in which integers replace the durations of lists and structs."""
     if pat.is_duration(dtype):
         return pa.int64()
-    if is_list_type(dtype):
+    if types.is_list_type(dtype):
         return pa.list_(dtype.value_field.with_type(_with_counts(dtype.value_type)))
     if not pat.is_struct(dtype):
         return dtype
@@ -272,10 +266,10 @@ def _find_cast(column_type: pa.DataType, target: Target) -> Cast | None:
         if pat.is_string(dtype) and pat.is_time(column_type):
             return lambda rows: rows.cast(pa.string())
         return lambda rows: _cast(_counts(rows), target)
-    source = feature_type(column_type)
+    source = types.feature_type(column_type)
     if source is None:
         return None
-    if is_nested(source):
+    if types.is_nested(source):
         is_same_form = can_fit(source, dtype) and target.inexact != "round"
         return (
             (lambda rows: cast_exactly(cast_array(rows, source), dtype)) if is_same_form else None
@@ -303,7 +297,7 @@ def _find_cast_of_scalars(source: pa.DataType, target: Target) -> Cast | None:
     if source == dtype:
         return lambda rows: rows
     if pat.is_string(source):
-        has_no_text = is_nested(dtype) or pat.is_binary(dtype)
+        has_no_text = types.is_nested(dtype) or pat.is_binary(dtype)
         return None if has_no_text else partial(_parse, target=target)
     if pat.is_string(dtype):
         if pat.is_decimal(source):

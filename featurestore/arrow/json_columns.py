@@ -25,18 +25,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyarrow import json
 
+from featurestore.arrow import json_text
 from featurestore.arrow.arrays import combine_chunks
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.json_text import (
-    JsonError,
-    NonFinite,
-    NumberText,
-    json_type_name,
-    parse_json,
-    parse_number,
-    short_repr,
-    to_json_text,
-)
+from featurestore.arrow.json_text import JsonError, NonFinite, NumberText
 from featurestore.arrow.text_values import TextRules, parse_texts
 
 _SPACE = r"[ \t]*"
@@ -53,7 +45,7 @@ _INTEGER_ONLY, _NUMBER = {int, type(None)}, {int, float, type(None)}
 _BOOLEAN: set[type] = {bool, type(None)}
 _STRING: set[type] = {str, type(None)}
 
-_NUMBER_TEXTS = {NumberText, type(parse_json("1", exact=True))}
+_NUMBER_TEXTS = {NumberText, type(json_text.parse_json("1", exact=True))}
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,7 @@ class JsonColumns:
             for row, members in enumerate(objects):
                 if not members.keys() <= names:
                     unknown = parent + next(name for name in members if name not in names)
-                    reasons[row] = f"the name {short_repr(unknown)} is not in the schema"
+                    reasons[row] = f"the name {json_text.short_repr(unknown)} is not in the schema"
         columns = []
         for column_field in fields:
             values = [members.get(column_field.name) for members in objects]
@@ -194,10 +186,12 @@ class JsonColumns:
         if not kinds.isdisjoint(_NUMBER_TEXTS) and not pat.is_string(dtype):
             if pat.is_decimal(dtype):
                 return _convert_each(values, dtype, path)
-            values = [parse_number(v) if isinstance(v, NumberText) else v for v in values]
+            values = [json_text.parse_number(v) if isinstance(v, NumberText) else v for v in values]
             kinds = set(map(type, values))
         if pat.is_string(dtype) and as_text:
-            values = [v if type(v) is str or v is None else to_json_text(v) for v in values]
+            values = [
+                v if type(v) is str or v is None else json_text.to_json_text(v) for v in values
+            ]
             kinds = _STRING
         try:
             array = _convert_all(values, kinds, dtype)
@@ -285,11 +279,11 @@ def parse_object(text: str | None, *, exact: bool = False) -> tuple[dict[str, An
     if text is None:
         return {}, "the value is missing"
     try:
-        value = parse_json(text, exact=exact)
+        value = json_text.parse_json(text, exact=exact)
     except JsonError as error:
         return {}, f"the value is not JSON: {error}"
     if type(value) is not dict:
-        return {}, f"the value is {json_type_name(value)}, not an object"
+        return {}, f"the value is {json_text.json_type_name(value)}, not an object"
     return value, None
 
 
@@ -428,5 +422,5 @@ def _format_reason(path: str, value: Any, dtype: pa.DataType) -> str:
     if isinstance(value, float) and math.isinf(value):
         return f"{path} is a number outside the range of {dtype}"
     if isinstance(value, list | dict):
-        return f"{path} is {json_type_name(value)}, which is not {dtype}"
-    return f"{path} is {json_type_name(value)} ({short_repr(value)}), which is not {dtype}"
+        return f"{path} is {json_text.json_type_name(value)}, which is not {dtype}"
+    return f"{path} is {json_text.json_type_name(value)} ({json_text.short_repr(value)}), which is not {dtype}"

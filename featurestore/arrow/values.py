@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow import types
 from featurestore.arrow.bounds import find_out_of_range
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.cells import cells_to_array
@@ -35,13 +36,6 @@ from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.text_values import TextRules, parse_texts
-from featurestore.arrow.types import (
-    describe,
-    feature_schema,
-    innermost_type,
-    is_list_type,
-    with_innermost_type,
-)
 from featurestore.arrow.unstorable import CONVERSION_ERRORS
 from featurestore.arrow.untyped import replace_null_types
 from featurestore.errors import UnsupportedType
@@ -59,7 +53,9 @@ class ConversionError(ValueError):
     def __init__(self, value: Any, dtype: pa.DataType, reason: str = "") -> None:
         self.value = value
         self.dtype = dtype
-        self.reason = reason or f"of type {type(value).__name__} does not fit {describe(dtype)}"
+        self.reason = (
+            reason or f"of type {type(value).__name__} does not fit {types.describe(dtype)}"
+        )
         super().__init__(f"{short_repr(value)} {self.reason}")
 
 
@@ -151,7 +147,7 @@ def from_text(text: str, dtype: pa.DataType) -> Any:
             raise ConversionError(text, dtype, "is not base64") from error
     values, reasons = parse_texts(pa.array([text]), dtype, TextRules(declared=True))
     if reasons:
-        raise ConversionError(text, dtype, f"is not {describe(dtype)}")
+        raise ConversionError(text, dtype, f"is not {types.describe(dtype)}")
     return values[0].as_py()
 
 
@@ -170,7 +166,7 @@ def from_json(value: Any, dtype: pa.DataType) -> Any:
     has_text = pat.is_temporal(dtype) or pat.is_decimal(dtype) or pat.is_binary(dtype)
     if isinstance(value, str) and has_text:
         return from_text(value, dtype)
-    if isinstance(value, list) and is_list_type(dtype):
+    if isinstance(value, list) and types.is_list_type(dtype):
         value = [from_json(item, dtype.value_type) for item in value]
     elif isinstance(value, dict) and pat.is_struct(dtype):
         fields = {field.name: field.type for field in map(dtype.field, range(dtype.num_fields))}
@@ -217,7 +213,7 @@ def cast_column(array: pa.Array, dtype: pa.DataType) -> pa.Array:
         reason = str(error) if error.value is None else ""
         raise ConversionError(error.value, dtype, reason) from error
     except (UnsupportedType, *CONVERSION_ERRORS) as error:
-        raise ConversionError(None, dtype, f"in {describe(array.type)}: {error}") from error
+        raise ConversionError(None, dtype, f"in {types.describe(array.type)}: {error}") from error
     if column is None:
         (value, *_) = array.drop_null().slice(0, 1).to_pylist() or [None]
         raise ConversionError(value, dtype)
@@ -233,14 +229,14 @@ def round_to_float32(column: pa.Array) -> pa.Array:
     Raises:
         ConversionError: A number is too large for float32; has the first such number.
     """
-    dtype = with_innermost_type(column.type, pa.float32())
+    dtype = types.with_innermost_type(column.type, pa.float32())
     numbers = column
-    while is_list_type(numbers.type):
+    while types.is_list_type(numbers.type):
         numbers = numbers.flatten()
     doubles: npt.NDArray[np.float64] = numbers.drop_null().to_numpy(zero_copy_only=False)
     too_large = assign_rounded(np.empty(len(doubles), np.float32), doubles)
     if too_large is not None:
-        raise ConversionError(too_large, innermost_type(dtype))
+        raise ConversionError(too_large, types.innermost_type(dtype))
     return cast_array(column, dtype)
 
 
@@ -260,7 +256,7 @@ def _cast(array: pa.Array, dtype: pa.DataType) -> pa.Array | None:
     """Cast an array by way of its feature type; return None if the types do not fit."""
     if pat.is_null(array.type):
         return pa.nulls(len(array), dtype)
-    source = feature_schema(pa.schema([("values", array.type)])).field(0).type
+    source = types.feature_schema(pa.schema([("values", array.type)])).field(0).type
     source = replace_null_types(source, dtype)
     if not can_fit(source, dtype):
         return None

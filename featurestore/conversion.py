@@ -13,19 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow import frames
 from featurestore.arrow.cell_casts import Target
 from featurestore.arrow.column_names import quoted, rename_hint, to_feature_names
 from featurestore.arrow.conversions import cast_values, parse_target
-from featurestore.arrow.frames import (
-    Columns,
-    check_first_item,
-    columns_in_memory,
-    is_duckdb_relation,
-    is_iterator,
-    library_name,
-    not_a_dataframe_error,
-    table_from_columns,
-)
+from featurestore.arrow.frames import Columns
 from featurestore.arrow.spark_frames import cast_frame, is_connect_object, with_arrow_types
 from featurestore.arrow.unstorable import (
     Frame,
@@ -132,10 +124,10 @@ def rename_all(df: Frame, rename_columns: RenameColumns) -> Frame:
     convert = _RENAMES.get(_form_of(df))
     if convert is not None:
         return convert(df, rename_columns)
-    columns = columns_in_memory(df) or _series_columns(df)
+    columns = frames.columns_in_memory(df) or _series_columns(df)
     if columns is not None:
         return Columns(zip(rename_columns(list(columns)), columns.values(), strict=True))
-    if is_iterator(df):
+    if frames.is_iterator(df):
         return _convert_items(df, lambda item: rename_all(item, rename_columns))
     reader = open_stream(df)
     new_names = rename_columns(reader.schema.names)
@@ -150,16 +142,16 @@ def _cast(df: Frame, targets: Targets) -> Frame:
     convert = _CASTS.get(_form_of(df))
     if convert is not None:
         return convert(df, targets)
-    columns = columns_in_memory(df) or _series_columns(df)
+    columns = frames.columns_in_memory(df) or _series_columns(df)
     if columns is not None:
         _check_known(targets, columns)
         for name, target in targets.items():
             columns[name] = cast_values(columns[name], target, name=name)
         try:
-            return table_from_columns(columns)
+            return frames.table_from_columns(columns)
         except (UnsupportedType, InvalidName):  # of other columns, for which hints follow
             return Columns(columns)
-    if is_iterator(df):
+    if frames.is_iterator(df):
         return _convert_items(df, lambda item: _cast(item, targets))
     return _cast_reader(open_stream(df), targets)
 
@@ -167,7 +159,7 @@ def _cast(df: Frame, targets: Targets) -> Frame:
 def _convert_items(items: Iterator[Frame], convert: Callable[[Frame], Frame]) -> Iterator[Frame]:
     for number, item in enumerate(items):
         if number == 0:
-            check_first_item(item)
+            frames.check_first_item(item)
         yield convert(item)
 
 
@@ -175,10 +167,10 @@ def _form_of(df: Frame) -> str:
     """Return the library of a dataframe with columns of its own type, or "" for other objects."""
     if isinstance(df, pa.Table | pa.RecordBatch):
         return "pyarrow"
-    if is_duckdb_relation(df):
+    if frames.is_duckdb_relation(df):
         return "duckdb"
     method = {"pandas": "columns", "polars": "get_columns", "pyspark": "toDF"}
-    library = library_name(df)
+    library = frames.library_name(df)
     return library if library in method and hasattr(df, method[library]) else ""
 
 
@@ -264,13 +256,13 @@ def _cast_stream(
 
 def _series_columns(df: Frame) -> dict[Any, Any] | None:
     """Return the columns of a series or index of pandas, None for other objects."""
-    if library_name(df) != "pandas":
+    if frames.library_name(df) != "pandas":
         return None
     if hasattr(df, "levels"):
         frame = df.to_frame(index=False)
         return {name: frame[name] for name in frame.columns}
     if not hasattr(df, "to_frame"):
-        raise not_a_dataframe_error(df)
+        raise frames.not_a_dataframe_error(df)
     name = "col_0" if df.name is None else df.name
     columns = {name: df}
     for level in getattr(getattr(df, "index", None), "names", []):

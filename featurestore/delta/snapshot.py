@@ -17,19 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta import log
+from featurestore.delta import datafile, log
 from featurestore.delta.checksums import Action
-from featurestore.delta.datafile import (
-    MICROS_OF_DAY,
-    ColumnBounds,
-    DataFile,
-    bounds_from_partition,
-    bounds_from_statistics,
-    commit_order_key,
-    has_bounds,
-    parse_statistics,
-    unsupported_feature_error,
-)
+from featurestore.delta.datafile import MICROS_OF_DAY, ColumnBounds, DataFile
 from featurestore.delta.deletions import deletion_error
 from featurestore.delta.log import FileState
 from featurestore.delta.table_state import (
@@ -87,7 +77,7 @@ class Snapshot:
     def bounds(self, column: str) -> ColumnBounds | None:
         """Return the bounds of a column in each of ``files``, or None for types without bounds."""
         index = self.schema.get_field_index(column)
-        if index < 0 or not has_bounds(self.schema.field(index).type):
+        if index < 0 or not datafile.has_bounds(self.schema.field(index).type):
             return None
         if column not in self._bounds:
             self._bounds[column] = _read_bounds(self, self.files, column)
@@ -111,9 +101,13 @@ class Snapshot:
         """Return the minimum and maximum time in the file of an add action, or None if unknown."""
         dtype = self.schema.field(column).type
         if column in self.partition_by:
-            bounds = bounds_from_partition(add.get("partitionValues", {}).get(column), dtype)
+            bounds = datafile.bounds_from_partition(
+                add.get("partitionValues", {}).get(column), dtype
+            )
         else:
-            bounds = bounds_from_statistics(parse_statistics(add.get("stats")), column, dtype)
+            bounds = datafile.bounds_from_statistics(
+                datafile.parse_statistics(add.get("stats")), column, dtype
+            )
         return _to_micros(bounds, dtype)
 
 
@@ -288,7 +282,7 @@ def _replay_from(base: _CachedSnapshot, version: int) -> _CachedSnapshot:
         snapshot = _next_snapshot(before, replay, version)
     else:
         files = [file for file in before.files if file.log_path not in replay.removed]
-        files = sorted([*files, *replay.data_files()], key=commit_order_key)
+        files = sorted([*files, *replay.data_files()], key=datafile.commit_order_key)
         replay.metadata = replay.metadata or before.metadata
         known_protocol = before.protocol if replay.protocol is None else None
         snapshot = _build_snapshot(replay, version, tuple(files), known_protocol=known_protocol)
@@ -321,11 +315,11 @@ def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     in_order = (
         not files
         or not added_files
-        or commit_order_key(files[-1]) <= commit_order_key(added_files[0])
+        or datafile.commit_order_key(files[-1]) <= datafile.commit_order_key(added_files[0])
     )
     files = (*files, *added_files)
     if not in_order:
-        files = tuple(sorted(files, key=commit_order_key))
+        files = tuple(sorted(files, key=datafile.commit_order_key))
     (rows_in, bytes_in), (rows_out, bytes_out) = (
         _total_size(added_files),
         _total_size(removed_files),
@@ -395,7 +389,7 @@ def _build_snapshot(
             transactions=replay.transactions,
         )
     except UnknownTypeError as error:
-        raise unsupported_feature_error(
+        raise datafile.unsupported_feature_error(
             path, f"the type {error.definition} (column {error.column!r})"
         ) from error
     except (KeyError, TypeError, ValueError) as error:
@@ -420,10 +414,14 @@ def _read_bounds(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> 
     """Return the bounds of a column in some files, from partition values or statistics."""
     dtype = snapshot.schema.field(column).type
     if column in snapshot.partition_by:
-        pairs = [bounds_from_partition(file.partition.get(column), dtype) for file in files]
+        pairs = [
+            datafile.bounds_from_partition(file.partition.get(column), dtype) for file in files
+        ]
     else:
         pairs = [
-            bounds_from_statistics(parse_statistics(file.statistics), column, dtype)
+            datafile.bounds_from_statistics(
+                datafile.parse_statistics(file.statistics), column, dtype
+            )
             for file in files
         ]
     return ColumnBounds.from_pairs(pairs)

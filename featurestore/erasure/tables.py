@@ -13,16 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.delta import commits, iceberg
-from featurestore.delta.erasure import (
-    LogScrubber,
-    data_files,
-    log_files,
-    partition_of,
-    read_actions,
-    scrub_log,
-    unused_partitions,
-)
+from featurestore.delta import commits, erasure, iceberg
+from featurestore.delta.erasure import LogScrubber
 from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.erasure.areas import Scan
@@ -153,15 +145,17 @@ def find_rows(table: Table, scan: Scan) -> TableMatches | None:
     if not scan.entities.is_searchable(columns):
         return None
     matches = TableMatches(columns)
-    for file in data_files(table.path):
+    for file in erasure.data_files(table.path):
         _search_file(matches, table, file, scan.entities)
     matches.current = {file.path for file in snapshot.files} & set(matches.files)
     scrubber = _scrubber(table.path, scan.entities, columns)
-    for file in log_files(table.path):
-        if scrubber.has_other_traces(file) or any(map(scrubber.has_traces, read_actions(file))):
+    for file in erasure.log_files(table.path):
+        if scrubber.has_other_traces(file) or any(
+            map(scrubber.has_traces, erasure.read_actions(file))
+        ):
             matches.log_traces += 1
-    for folder in unused_partitions(table.path):
-        if scrubber.is_partition(partition_of(folder, table.path)):
+    for folder in erasure.unused_partitions(table.path):
+        if scrubber.is_partition(erasure.partition_of(folder, table.path)):
             matches.folders.add(folder)
     return matches
 
@@ -197,7 +191,7 @@ def read_columns(file: str, table_path: str, names: Sequence[str]) -> Iterator[p
     """Yield columns of a data file; columns that it lacks are partition values or null."""
     from pyarrow import parquet
 
-    partition = partition_of(os.path.dirname(file), table_path)
+    partition = erasure.partition_of(os.path.dirname(file), table_path)
     try:
         reader = parquet.ParquetFile(storage_for(file).open_complete(file))
     except (pa.ArrowInvalid, OSError):  # a killed writer left an incomplete file
@@ -255,7 +249,7 @@ def erase_rows(scan: Scan, table: Table, matches: TableMatches) -> None:
             if version is not None:
                 metadata |= commits.base_metadata(table.path, version)
         _remove_files(table, matches)
-        scrub_log(_scrubber(table.path, scan.entities, matches.columns))
+        erasure.scrub_log(_scrubber(table.path, scan.entities, matches.columns))
         if is_group:
             spec = commits.spec_of(read_snapshot(table.path))
             register_delta_version(session, spec, latest_version(table.path), run=run)
@@ -347,7 +341,7 @@ def _remove_files(table: Table, matches: TableMatches) -> None:
         folder, name = os.path.split(file)
         storage.remove(os.path.join(folder, f".{name}.crc"), below=table.path)
     emptied = {os.path.dirname(file) for file in matches.files}
-    for folder in list(unused_partitions(table.path)):
+    for folder in list(erasure.unused_partitions(table.path)):
         if folder in matches.folders or any(
             f"{path}/".startswith(f"{folder}/") for path in emptied
         ):

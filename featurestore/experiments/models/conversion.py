@@ -20,20 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow import values as arrow_values
 from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.frames import array_from_values
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import describe, feature_schema, innermost_type, with_innermost_type
-from featurestore.arrow.values import (
-    ConversionError,
-    cast_column,
-    from_json,
-    round_to_float32,
-    rounds_to_infinity,
-    to_array,
-    to_value,
-)
+from featurestore.arrow.values import ConversionError
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
 from featurestore.model.json_object import JsonMapping
 from featurestore.model.manifest import Manifest
@@ -65,11 +58,13 @@ def convert_input(spec: ModelSpec, model_input: ModelInput, column: pa.Array) ->
     try:
         if pat.is_float64(innermost_type(column.type)) and pat.is_float32(innermost_type(dtype)):
             doubles = with_innermost_type(dtype, pa.float64())
-            return round_to_float32(cast_column(column, doubles))
+            return arrow_values.round_to_float32(arrow_values.cast_column(column, doubles))
         if is_rounded:
             # The reader yields the rounded values with the type of the column.
-            return cast_column(round_to_float32(cast_column(column, dtype)), dtype)
-        return cast_column(column, dtype)
+            return arrow_values.cast_column(
+                arrow_values.round_to_float32(arrow_values.cast_column(column, dtype)), dtype
+            )
+        return arrow_values.cast_column(column, dtype)
     except ConversionError as error:
         trained_type = describe(dtype)
         hint = (
@@ -125,10 +120,14 @@ def to_stored_fill(name: str, value: Any, dtype: pa.DataType) -> Any:
             hint=f"transformations={{{name!r}: t.pad(8)}} reads them as empty lists",
         )
     try:
-        return value_to_json(to_value(_repeat_in_array(value, dtype), dtype))
+        return value_to_json(arrow_values.to_value(_repeat_in_array(value, dtype), dtype))
     except ConversionError as error:
         hint = f"a value of the type {describe(dtype)}, without rounding"
-        if pat.is_float32(dtype) and isinstance(value, float) and not rounds_to_infinity(value):
+        if (
+            pat.is_float32(dtype)
+            and isinstance(value, float)
+            and not arrow_values.rounds_to_infinity(value)
+        ):
             hint = f"nulls={{{name!r}: np.float32({value!r})}}"
         raise InvalidArgument(
             f"nulls={{{name!r}: {short_repr(value)}}} is not a value of the input {name!r}, which is "
@@ -146,7 +145,7 @@ def parse_reader_fill(value: Any, dtype: pa.DataType) -> Any:
     value = _repeat_in_array(value_from_json(value), dtype)
     if isinstance(value, str) and pat.is_binary(dtype):
         return value.encode()
-    for parse in (parse_fill, from_json):
+    for parse in (parse_fill, arrow_values.from_json):
         with suppress(ConversionError):
             return parse(value, dtype)
     return value
@@ -167,7 +166,7 @@ def fill_value(spec: ModelSpec, model_input: ModelInput) -> pa.Array:
     """Return the fill value of an input as an array of one value of its type."""
     dtype = model_input.kind
     try:
-        return to_array([parse_reader_fill(model_input.fill, dtype)], dtype)
+        return arrow_values.to_array([parse_reader_fill(model_input.fill, dtype)], dtype)
     except ConversionError as error:
         raise InvalidArgument(
             f"{model_title(spec)} fills nulls of {model_input.name!r}, which is {describe(dtype)}, "
@@ -252,7 +251,7 @@ def convert_outputs(
         dtype = type_from_json(output.type)
         column = columns[output.name]
         try:
-            converted[output.name] = cast_column(column, dtype)
+            converted[output.name] = arrow_values.cast_column(column, dtype)
         except ConversionError as error:
             raise InvalidArgument(
                 f"{model_title(spec)} returned {describe(column.type)} in {output.name!r}, which is "
@@ -273,7 +272,7 @@ def refuse_inexact_integers(name: str, values: NumpyArray, dtype: NumpyDtype) ->
     if dtype.kind not in "iu" or values.dtype.kind not in "iuf":
         return
     try:
-        cast_column(pa.array(values.reshape(-1)), pa.from_numpy_dtype(dtype))
+        arrow_values.cast_column(pa.array(values.reshape(-1)), pa.from_numpy_dtype(dtype))
     except ConversionError as error:
         raise InvalidArgument(
             f"The model takes {name!r} as {dtype}, and the input {error}.",
@@ -294,7 +293,7 @@ def _to_feature_array(values: NumpyArray) -> pa.Array:
             array = pa.array(values)
         dtype = feature_schema(pa.schema([(PREDICTION, array.type)])).field(0).type
         if not pat.is_null(dtype):
-            return cast_column(array, dtype)
+            return arrow_values.cast_column(array, dtype)
     except (pa.ArrowException, UnsupportedType, ConversionError) as error:
         raise InvalidArgument(
             f"The model returned values of the unsupported type {values.dtype}: {error}",

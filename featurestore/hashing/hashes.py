@@ -8,16 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.hashing.mixing import (
-    Int64s,
-    Words,
-    byte_sums,
-    fold,
-    mix,
-    mix_all,
-    sums_by_position,
-    tag,
-)
+from featurestore.hashing import mixing
+from featurestore.hashing.mixing import Int64s, Words
 from featurestore.hashing.values import (
     BOOL,
     BYTES,
@@ -38,8 +30,8 @@ from featurestore.hashing.values import (
     valid_mask,
 )
 
-_NULL_HASH = tag(255)
-_TAGS = np.array([tag(domain) for domain in range(STRUCT + 1)], dtype=np.uint64)
+_NULL_HASH = mixing.tag(255)
+_TAGS = np.array([mixing.tag(domain) for domain in range(STRUCT + 1)], dtype=np.uint64)
 _SIGN, _INFINITY, _NAN = np.uint64(1 << 63), np.uint64(0x7FF << 52), np.uint64(0x7FF8 << 48)
 
 
@@ -58,15 +50,15 @@ def hash_array(array: pa.Array, *, exact: bool) -> Words:
         return _hash_dictionary(array, exact=exact)
     values = canonical_values(array)
     if isinstance(values, ByteValues):
-        sums = byte_sums(values.data, values.starts, values.lengths)
+        sums = mixing.byte_sums(values.data, values.starts, values.lengths)
         hashes = _finish(sums, values.lengths, domain=values.value_kind)
     elif isinstance(values, ListValues):
-        sums = sums_by_position(hash_array(values.elements, exact=exact), values.lengths)
+        sums = mixing.sums_by_position(hash_array(values.elements, exact=exact), values.lengths)
         hashes = _finish(sums, values.lengths, domain=LIST)
     elif isinstance(values, StructValues):
-        hashes = np.full(len(array), tag(STRUCT), dtype=np.uint64)
+        hashes = np.full(len(array), mixing.tag(STRUCT), dtype=np.uint64)
         for field in values.fields:
-            fold(hashes, hash_array(field, exact=exact))
+            mixing.fold(hashes, hash_array(field, exact=exact))
     else:
         hashes = _hash_words(values, exact=exact)
     return _with_nulls(hashes, values.valid)
@@ -78,7 +70,7 @@ def _hash_words(values: WordValues, *, exact: bool) -> Words:
     if len(values.words) > 1:
         state = np.full(len(values.words[0]), tags, dtype=np.uint64)
         for words in values.words:
-            fold(state, words)
+            mixing.fold(state, words)
         return state
     words = values.words[0]
     if isinstance(values.kinds, int) and values.kinds == FLOAT and not exact:
@@ -86,13 +78,13 @@ def _hash_words(values: WordValues, *, exact: bool) -> Words:
         words = np.where(words == _SIGN, np.uint64(0), words)
         # Above infinity, every word is a NaN.
         words = np.where((words & ~_SIGN) > _INFINITY, _NAN, words)
-    return mix_all(words ^ tags)
+    return mixing.mix_all(words ^ tags)
 
 
 def _finish(sums: Words, lengths: Int64s, *, domain: int) -> Words:
     """Return ``mix(sum + mix(length ^ tag))``."""
-    state = mix_all(lengths.view(np.uint64) ^ np.uint64(tag(domain)))
-    return fold(state, sums)
+    state = mixing.mix_all(lengths.view(np.uint64) ^ np.uint64(mixing.tag(domain)))
+    return mixing.fold(state, sums)
 
 
 def _hash_dictionary(array: pa.Array, *, exact: bool) -> Words:
@@ -118,7 +110,7 @@ def row_hash_start(seed: int) -> int:
     >>> hex(row_hash_start(0))
     '0x35104951996a6762'
     """
-    return mix(seed ^ tag(ROW))
+    return mixing.mix(seed ^ mixing.tag(ROW))
 
 
 @lru_cache(maxsize=4096)
@@ -129,7 +121,7 @@ def tie_hash_salt(name: str) -> int:
     '0xce317fa8ae131d51'
     """
     (hashed,) = hash_array(pa.array([name]), exact=True)
-    return mix(int(hashed))
+    return mixing.mix(int(hashed))
 
 
 def value_kind(dtype: pa.DataType) -> int | None:

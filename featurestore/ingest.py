@@ -30,22 +30,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import progress
-from featurestore.arrow.arrays import (
-    UNEQUAL_SHAPES_HINT,
-    UniformShapes,
-    combine_chunks,
-    find_shape_mismatch,
-    from_tensors,
-    is_list_of_numbers,
-    to_uniform_shape,
-)
-from featurestore.arrow.bounds import (
-    check_batch_times,
-    check_cell_sizes,
-    max_cell_bytes,
-    time_columns,
-    variable_size_columns,
-)
+from featurestore.arrow import arrays, frames, types
+from featurestore.arrow import bounds as arrow_bounds
+from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT, UniformShapes
 from featurestore.arrow.casts import cast_array, decode
 from featurestore.arrow.column_names import (
     check_feature_names,
@@ -55,31 +42,9 @@ from featurestore.arrow.column_names import (
 )
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
-from featurestore.arrow.frames import (
-    bare_array_error,
-    check_first_item,
-    columns_in_memory,
-    interval_sides,
-    is_duckdb_relation,
-    library_name,
-    not_a_dataframe_error,
-    table_from_columns,
-    table_from_pandas,
-    table_from_polars,
-)
 from featurestore.arrow.hints import cast_hint, exact_cast_hint
 from featurestore.arrow.huggingface_types import dataset_batches
 from featurestore.arrow.spark_frames import is_connect_object, open_frame
-from featurestore.arrow.types import (
-    array_shape,
-    check_nesting,
-    describe,
-    feature_schema,
-    is_encoded,
-    is_nested,
-    is_tensor,
-    shaped_type,
-)
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     STREAM_ROWS,
@@ -153,11 +118,11 @@ def open_relation(
         return
     from_arrow = engine.from_arrow  # the engine of a served store has none: no row is read
     reader = to_reader(df, like=like)
-    max_bytes = max_cell_bytes()
-    long_columns = variable_size_columns(reader.schema, max_bytes=max_bytes)
+    max_bytes = arrow_bounds.max_cell_bytes()
+    long_columns = arrow_bounds.variable_size_columns(reader.schema, max_bytes=max_bytes)
     if long_columns:
         # Before the engine buffers the rows.
-        batches = check_cell_sizes(reader, long_columns, max_bytes=max_bytes)
+        batches = arrow_bounds.check_cell_sizes(reader, long_columns, max_bytes=max_bytes)
         reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
     relation = from_arrow(reader)
     try:
@@ -210,7 +175,7 @@ def can_be_native(df: object) -> bool:
     This function neither uses the relation of a lazy dataframe, which may open its sources, nor
     adopts the rows, which may warn of naive times.
     """
-    is_checked = library_name(df) in _CHECKED_LIBRARIES or isinstance(df, Iterator)
+    is_checked = frames.library_name(df) in _CHECKED_LIBRARIES or isinstance(df, Iterator)
     return hasattr(type(df), "relation") or not is_checked
 
 
@@ -234,7 +199,7 @@ def _adopt(df: object, engine: Engine, like: pa.Schema | None) -> Relation | Non
         and not is_connect_object(df)
         and getattr(lazy, "engine", None) == engine.name
     ):
-        check_nesting(lazy.schema)
+        types.check_nesting(lazy.schema)
         return refuse_encoded_arrays(lazy, df, engine=engine, like=like)
     adopted = adopt_native(df, engine=engine, like=like)
     if adopted is not None:
@@ -251,12 +216,12 @@ def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -
     adopted = engine.adopt(df)
     if adopted is None:
         return None
-    check_nesting(adopted.schema)
+    types.check_nesting(adopted.schema)
     new = _select_new_fields(adopted.schema, like)
     refuse_encoded_bytes(adopted, engine=engine, like=like)
-    if library_name(df) != "pyspark":
+    if frames.library_name(df) != "pyspark":
         return adopted
-    lists = [field.name for field in new if is_list_of_numbers(field.type)]
+    lists = [field.name for field in new if arrays.is_list_of_numbers(field.type)]
     return _detect_shapes(adopted, lists, engine)
 
 
@@ -300,7 +265,7 @@ def _adopt_shapes(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
     fields = []
     for field in schema:
         index = -1 if like is None else like.get_field_index(field.name)
-        if like is not None and index >= 0 and is_list_of_numbers(field.type):
+        if like is not None and index >= 0 and arrays.is_list_of_numbers(field.type):
             expected_type = like.field(index).type
             if can_fit(field.type, expected_type):
                 field = field.with_type(expected_type)
@@ -343,7 +308,7 @@ def _detect_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> 
         shape = shapes.get(field.name, ())
         for _ in shape:
             dtype = dtype.value_type
-        fields.append(field.with_type(shaped_type(dtype, shape)))
+        fields.append(field.with_type(types.shaped_type(dtype, shape)))
     return replace(relation, schema=pa.schema(fields))
 
 
@@ -377,11 +342,11 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
             NaiveTimeWarning,
             once=True,
         )
-    if time_columns(reader.schema):
-        checked = check_batch_times(reader, reader.schema)
+    if arrow_bounds.time_columns(reader.schema):
+        checked = arrow_bounds.check_batch_times(reader, reader.schema)
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
     # The stream of a DuckDB relation raises refusals while it is read, even if no type changes.
-    if target.equals(reader.schema, check_metadata=True) and not is_duckdb_relation(df):
+    if target.equals(reader.schema, check_metadata=True) and not frames.is_duckdb_relation(df):
         return reader
     return pa.RecordBatchReader.from_batches(target, _convert_batches(reader, target))
 
@@ -412,7 +377,7 @@ def _untype_empty_columns(df: Frame, like: pa.Schema | None) -> Any:
 
     pandas types them as floats, regardless of the group.
     """
-    if like is None or library_name(df) != "pandas" or not hasattr(df, "columns"):
+    if like is None or frames.library_name(df) != "pandas" or not hasattr(df, "columns"):
         return df
     empty_columns: dict[str, None] = {}
     for field in like:
@@ -430,7 +395,7 @@ def count_known_rows(df: object) -> int | None:
     >>> count_known_rows(pa.table({"x": [1, 2]})), count_known_rows(iter([]))
     (2, None)
     """
-    if library_name(df) in ("pandas", "polars", "pyarrow") and isinstance(df, Sized):
+    if frames.library_name(df) in ("pandas", "polars", "pyarrow") and isinstance(df, Sized):
         return len(df)
     return None
 
@@ -475,10 +440,10 @@ def open_stream(df: Frame, *, like: pa.Schema | None = None) -> pa.RecordBatchRe
         return _reader(pa.Table.from_batches([df]))
     if isinstance(df, pa.Table):
         return _reader(df)
-    columns = columns_in_memory(df)
+    columns = frames.columns_in_memory(df)
     if columns is not None:
-        return _reader(table_from_columns(columns))
-    library = "duckdb relation" if is_duckdb_relation(df) else library_name(df)
+        return _reader(frames.table_from_columns(columns))
+    library = "duckdb relation" if frames.is_duckdb_relation(df) else frames.library_name(df)
     if library in _OPENERS:
         return _OPENERS[library](df)
     if isinstance(df, pa.Array | pa.ChunkedArray):
@@ -489,7 +454,7 @@ def open_stream(df: Frame, *, like: pa.Schema | None = None) -> pa.RecordBatchRe
         return df.scanner().to_reader()  # a pyarrow dataset of an older pyarrow
     if isinstance(df, Iterator):
         return _from_iterator(df, like)
-    raise not_a_dataframe_error(df)
+    raise frames.not_a_dataframe_error(df)
 
 
 # -- kinds ----------------------------------------------------------------------------------
@@ -497,7 +462,7 @@ def open_stream(df: Frame, *, like: pa.Schema | None = None) -> pa.RecordBatchRe
 
 def _from_pandas(df: Frame) -> pa.RecordBatchReader:
     if not hasattr(df, "columns") and not hasattr(df, "to_frame"):
-        raise not_a_dataframe_error(df)
+        raise frames.not_a_dataframe_error(df)
     if not hasattr(df, "columns"):
         name = "col_0" if getattr(df, "name", None) is None else df.name
         if hasattr(df, "index"):
@@ -516,7 +481,7 @@ def _from_pandas(df: Frame) -> pa.RecordBatchReader:
             DataWarning,
         )
     _check_pandas_names(df)
-    return _reader(table_from_pandas(df))
+    return _reader(frames.table_from_pandas(df))
 
 
 def has_meaningful_index(df: object) -> bool:
@@ -571,18 +536,18 @@ def _from_polars(df: Frame) -> pa.RecordBatchReader:
         raise UnsupportedDataframe("A polars LazyFrame has no rows yet.", hint="df = df.collect()")
     if not hasattr(df, "columns"):
         if not hasattr(df, "to_frame"):
-            raise not_a_dataframe_error(df)
+            raise frames.not_a_dataframe_error(df)
         raise UnsupportedDataframe(
             f"A polars {type(df).__name__} is not a dataframe.", hint="df = df.to_frame()"
         )
-    return _reader(table_from_polars(df))
+    return _reader(frames.table_from_polars(df))
 
 
 def _from_spark(df: Frame) -> pa.RecordBatchReader:
     # ``GroupedData`` and other objects of pyspark.
     if not hasattr(df, "toArrow"):
         if not hasattr(df, "count"):
-            raise not_a_dataframe_error(df)
+            raise frames.not_a_dataframe_error(df)
         raise UnsupportedDataframe(
             f"A pyspark {type(df).__name__} is not a dataframe.",
             hint="df = df.toDF()" if hasattr(df, "toDF") else "df = df.count()  # or df.agg(...)",
@@ -592,7 +557,7 @@ def _from_spark(df: Frame) -> pa.RecordBatchReader:
     table = df.toArrow()
     # Spark arrays have no fixed length, so the lengths of the values decide.
     for index, name in enumerate(table.column_names):
-        shaped = to_uniform_shape(combine_chunks(table.column(index)))
+        shaped = arrays.to_uniform_shape(arrays.combine_chunks(table.column(index)))
         if shaped is not None:
             table = table.set_column(index, name, shaped)
     return _reader(table)
@@ -617,7 +582,7 @@ _OPENERS: dict[str, Callable[[Frame], pa.RecordBatchReader]] = {
 def _from_structs(df: pa.Array | pa.ChunkedArray) -> pa.RecordBatchReader:
     """Return the rows of chunks of structs without nulls, which Arrow streams as a dataframe."""
     if isinstance(df, pa.Array) or df.null_count or not pat.is_struct(df.type):
-        raise bare_array_error(df, "df")
+        raise frames.bare_array_error(df, "df")
     batches = [pa.RecordBatch.from_struct_array(chunk) for chunk in df.chunks]
     schema = pa.schema([df.type.field(index) for index in range(df.type.num_fields)])
     return _reader(pa.Table.from_batches(batches, schema))
@@ -632,7 +597,7 @@ def _from_capsule(df: Frame) -> pa.RecordBatchReader:
     except pa.ArrowInvalid as error:
         # Streams of arrays and of dataframes have the same method.
         if "non-struct type" in str(error):
-            raise bare_array_error(df, "pa.chunked_array(df)") from error
+            raise frames.bare_array_error(df, "pa.chunked_array(df)") from error
         raise UnsupportedDataframe(
             f"pyarrow {pa.__version__} cannot read the Arrow stream of a {type(df).__name__}: "
             f"{error}.",
@@ -645,16 +610,16 @@ def _from_iterator(chunks: Iterator[Frame], like: pa.Schema | None) -> pa.Record
     first = next(chunks, None)
     if first is None:
         raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
-    check_first_item(first)
+    frames.check_first_item(first)
     first_reader = _open_item(first)
-    sides = interval_sides(first)
+    sides = frames.interval_sides(first)
     schema = _widen_decimals(like, first_reader.schema)
 
     def batches() -> Iterator[pa.RecordBatch]:
         # Errors name the row, counted over all dataframes.
         row = 0
         for dataframe in itertools.chain([first_reader], chunks):
-            _refuse_other_sides(interval_sides(dataframe), sides, schema)
+            _refuse_other_sides(frames.interval_sides(dataframe), sides, schema)
             for batch in _open_item(dataframe):
                 if batch.schema != schema:
                     batch = _cast_batch_to_first(batch, schema, row)
@@ -684,7 +649,7 @@ def _refuse_other_sides(
         side_before = sides_before.setdefault(name, side)
         if side != side_before:
             # The storage of intervals that are an extension type of pandas.
-            interval = feature_schema(schema).field(name).type
+            interval = types.feature_schema(schema).field(name).type
             bounds = interval.field(0).type
             target = pa.struct([("left", bounds), ("right", bounds), ("closed", pa.string())])
             raise UnsupportedType(
@@ -737,15 +702,13 @@ def _cast_to_first(column: pa.Array, field: pa.Field) -> pa.Array:
     # A dataframe without values in a column does not determine its type.
     if pat.is_null(column.type):
         return pa.nulls(len(column), field.type)
-    column_type, target_type = feature_schema(
+    column_type, target_type = types.feature_schema(
         pa.schema([(field.name, column.type), ("wanted", field.type)])
     ).types
     if column_type == target_type:
         return convert_array(column, field.type, name=field.name)
     column = convert_array(column, column_type, name=field.name)
-    problem = (
-        f"'{field.name}' is {describe(column_type)} where earlier rows have {describe(target_type)}"
-    )
+    problem = f"'{field.name}' is {types.describe(column_type)} where earlier rows have {types.describe(target_type)}"
     if not can_fit(column_type, target_type):
         line = exact_cast_hint(field.name, column_type, target_type)
         raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
@@ -755,18 +718,18 @@ def _cast_to_first(column: pa.Array, field: pa.Field) -> pa.Array:
         # A cast would round or omit the value.
         raise SchemaMismatch(
             f"{problem}, and {misfit}.",
-            hint=f"convert {field.name!r} of the earlier rows to {describe(column_type)}",
+            hint=f"convert {field.name!r} of the earlier rows to {types.describe(column_type)}",
         ) from misfit
 
 
 def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> None:
     """Refuse arrays whose shape differs from that of the first dataframe."""
-    mismatch = find_shape_mismatch(column, field.type)
+    mismatch = arrays.find_shape_mismatch(column, field.type)
     if mismatch is not None:
         row, shape = mismatch
         raise UnsupportedType(
             f"The arrays of column {field.name!r} differ in shape: the first dataframe has "
-            f"{array_shape(field.type)}, row {rows_before + row} has {shape}.",
+            f"{types.array_shape(field.type)}, row {rows_before + row} has {shape}.",
             hint=f"{UNEQUAL_SHAPES_HINT}; for variable-length lists, use an Arrow list type: "
             "pa.list_(pa.int64())",
         )
@@ -783,12 +746,12 @@ def convert_array(array: pa.Array, dtype: pa.DataType, *, name: str = "") -> pa.
     """
     if array.type == dtype:
         return array
-    if is_tensor(array.type):
-        array = from_tensors(array)
+    if types.is_tensor(array.type):
+        array = arrays.from_tensors(array)
     elif isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     try:
-        if is_encoded(array.type):
+        if types.is_encoded(array.type):
             convert = partial(convert_array, dtype=dtype, name=name)
             return decode(array, convert)
         return cast_array(array, dtype)
@@ -807,8 +770,8 @@ def convert_array(array: pa.Array, dtype: pa.DataType, *, name: str = "") -> pa.
 
 def _target_schema(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     """Return the feature types of a schema, with the types of ``like`` where values always fit."""
-    check_nesting(schema)
-    features = feature_schema(schema)
+    types.check_nesting(schema)
+    features = types.feature_schema(schema)
     if like is None:
         return features
     fields = []
@@ -836,7 +799,7 @@ def _contains_naive_time(dtype: pa.DataType) -> bool:
         return dtype.tz is None
     if pat.is_dictionary(dtype):
         return _contains_naive_time(dtype.value_type)
-    if not is_nested(dtype):
+    if not types.is_nested(dtype):
         return False
     return any(_contains_naive_time(dtype.field(index).type) for index in range(dtype.num_fields))
 

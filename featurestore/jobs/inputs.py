@@ -20,13 +20,7 @@ from featurestore.arrow.types import feature_type
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ExternalRowsError, InvalidJob
-from featurestore.external.reading import (
-    has_parts,
-    open_snapshot,
-    read_in_background,
-    record_batches,
-    stage_and_record,
-)
+from featurestore.external import reading
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -296,7 +290,7 @@ class SourceInputs:
         staged = {}
         for name, inputs in by_source.items():
             registered = get(self.session, name)
-            snapshot = open_snapshot(self.session, registered)
+            snapshot = reading.open_snapshot(self.session, registered)
             try:
                 for pinned in inputs:
                     staged[pinned.name] = self._stage(pinned, window, registered, snapshot)
@@ -322,16 +316,18 @@ class SourceInputs:
         name = f"source-{pinned.name}"
         # Tasks of the engine read partitions of the snapshot themselves; all other sources are read
         # in this process.
-        if has_parts(self.session, registered):
+        if reading.has_parts(self.session, registered):
             assert isinstance(snapshot, PartitionedSnapshot)
             directory = os.path.join(self.staging, name)
-            return stage_and_record(
+            return reading.stage_and_record(
                 self.session, snapshot, query, read, directory, time=pinned.time
             )
         # The count of the snapshot includes the inputs that were read before.
         earlier_bad_rows = snapshot.bad_row_count
         reader = snapshot.read(query)
-        batches = read_in_background(partial(record_batches, reader, read, time=pinned.time))
+        batches = reading.read_in_background(
+            partial(reading.record_batches, reader, read, time=pinned.time)
+        )
         staged = self._stage_rows(batches, reader.schema, name)
         read.quarantined = snapshot.bad_row_count - earlier_bad_rows
         return staged
@@ -347,7 +343,7 @@ class SourceInputs:
         )
         reader = snapshot.read(replace(query, columns=self.work.options.primary_key))
         return self._stage_rows(
-            read_in_background(partial(iter, reader)), reader.schema, "source-keys"
+            reading.read_in_background(partial(iter, reader)), reader.schema, "source-keys"
         )
 
     def _stage_rows(

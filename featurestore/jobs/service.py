@@ -9,6 +9,7 @@ from datetime import datetime
 from featurestore.alerts.incidents import send_waiting
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
+from featurestore.jobs import windows as jobs_windows
 from featurestore.jobs.execution import AttemptOutcome, Watch, WindowSelector, run_attempt
 from featurestore.jobs.inputs import (
     PinnedInput,
@@ -20,13 +21,6 @@ from featurestore.jobs.inputs import (
 from featurestore.jobs.registration import authorize_job
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.stale_windows import find_all_stale
-from featurestore.jobs.windows import (
-    computed_windows,
-    find_complete_windows,
-    find_due_windows,
-    parse_window_bounds,
-    resolve_window,
-)
 from featurestore.model import display
 from featurestore.model.display import Listing
 from featurestore.model.job import MonitorWork, StreamWork
@@ -107,7 +101,7 @@ def load_status(session: Session, job: RegisteredJob) -> JobStatus:
     error: str | None = None
     hint: str | None = None
     try:
-        due = len(find_due_windows(session, job))
+        due = len(jobs_windows.find_due_windows(session, job))
     # The registry may contain a schedule of another store.
     except InvalidJob as problem:
         error, hint = (
@@ -153,7 +147,7 @@ def run_job(
         )
 
     def choose_window(session: Session, job: RegisteredJob) -> list[Window]:
-        return [resolve_window(job, window)]
+        return [jobs_windows.resolve_window(job, window)]
 
     if due:
         choose: WindowSelector = _find_all_due
@@ -171,7 +165,7 @@ def run_job(
 
 
 def _find_all_due(session: Session, job: RegisteredJob) -> list[Window]:
-    return [] if job.paused else find_due_windows(session, job)
+    return [] if job.paused else jobs_windows.find_due_windows(session, job)
 
 
 def backfill_job(
@@ -185,7 +179,7 @@ def backfill_job(
     watch: Watch | None = None,
 ) -> list[Run]:
     """Compute the windows of a range and return the runs; see ``FeatureStore.backfill_job``."""
-    bounds = parse_window_bounds(start, end)
+    bounds = jobs_windows.parse_window_bounds(start, end)
     range_start, range_end = bounds.start, bounds.end
     _refuse_windows(name, isinstance(get_job(session, name).spec.work, StreamWork))
     if range_start >= range_end:
@@ -194,10 +188,10 @@ def backfill_job(
         )
 
     def choose(session: Session, job: RegisteredJob) -> list[Window]:
-        windows = find_complete_windows(job.spec, range_start, range_end)
+        windows = jobs_windows.find_complete_windows(job.spec, range_start, range_end)
         if not resume:
             return windows
-        computed = computed_windows(session, job, range_start, range_end)
+        computed = jobs_windows.computed_windows(session, job, range_start, range_end)
         return [window for window in windows if window not in computed]
 
     parallel = min(_MAX_PARALLEL_CHUNKS, usable_cores())
@@ -352,9 +346,9 @@ def plan_job(
     """
     job = get_job(session, name)
     if window is None:
-        windows = find_due_windows(session, job)
+        windows = jobs_windows.find_due_windows(session, job)
     else:
-        windows = find_complete_windows(job.spec, *_parse_range(window))
+        windows = jobs_windows.find_complete_windows(job.spec, *_parse_range(window))
     inputs, features = [], []
     # The estimate reads the files of the inputs.
     authorize_job(session, job)
@@ -388,7 +382,7 @@ def _parse_range(
             f"window={window!r} is not a time range.",
             hint="window=('2019-03-01T00:00:00Z', '2019-03-02T00:00:00Z')",
         )
-    bounds = parse_window_bounds(*window)
+    bounds = jobs_windows.parse_window_bounds(*window)
     return bounds.start, bounds.end
 
 

@@ -17,14 +17,8 @@ from typing import Any
 from featurestore.delta.log import commit_path, parse_user_metadata, read_commit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, JobWarning
-from featurestore.jobs.inputs import (
-    PinnedInput,
-    fingerprint_files,
-    make_read_range,
-    parquet_files,
-    pin_inputs,
-    read_time_bounds,
-)
+from featurestore.jobs import inputs as jobs_inputs
+from featurestore.jobs.inputs import PinnedInput
 from featurestore.jobs.schedule import check_schedule
 from featurestore.jobs.target import parse_row_range
 from featurestore.jobs.windows import is_scheduled
@@ -72,7 +66,7 @@ def refresh_stale_windows(session: Session, spec: JobSpec) -> list[Window]:
     if not computed:
         return list(stale)
     # The logs of the inputs are read outside of a transaction, which would lock the registry.
-    changed = _changed_windows(spec, computed, pin_inputs(session, spec))
+    changed = _changed_windows(spec, computed, jobs_inputs.pin_inputs(session, spec))
     with session.registry.transaction() as connection:
         runs.mark_stale(connection, spec.name, changed)
     return sorted([*stale, *changed])
@@ -121,7 +115,7 @@ def _changed_windows(
     """Return the windows whose range overlaps a later change of any input."""
     by_version: dict[tuple[str, str], list[InputChange]] = {}
     changed = []
-    range_of = make_read_range(spec)
+    range_of = jobs_inputs.make_read_range(spec)
     for window, state in computed.items():
         low, high = range_of(window)
         recorded_inputs = {record["input"]: record for record in state.inputs.get("inputs", ())}
@@ -213,18 +207,18 @@ def _find_file_changes(
     If files that the run read were removed or rewritten, the entire time range has changed.
     """
     old, new = [], []
-    for file in parquet_files(pinned.path):
+    for file in jobs_inputs.parquet_files(pinned.path):
         modified = storage_for(file).status(file).modified_ns // 1000
         if modified >= to_micros(since):
             new.append(file)
         else:
             old.append(file)
     # If the old files are those that the run read, only the new files have changed rows.
-    if pinned.time is None or fingerprint_files(old) != recorded.get("fingerprint"):
+    if pinned.time is None or jobs_inputs.fingerprint_files(old) != recorded.get("fingerprint"):
         yield _EVERYTHING
         return
     for file in new:
-        bounds = read_time_bounds(file, pinned.time)
+        bounds = jobs_inputs.read_time_bounds(file, pinned.time)
         if bounds is None or bounds.nulls:
             yield _EVERYTHING
         elif bounds.times is not None:

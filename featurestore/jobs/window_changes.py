@@ -18,14 +18,8 @@ from itertools import takewhile
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, InvalidJob
+from featurestore.jobs import schedule as jobs_schedule
 from featurestore.jobs.recovery import restore
-from featurestore.jobs.schedule import (
-    check_schedule,
-    due_windows,
-    is_computable,
-    last_schedule_time,
-    windows_after,
-)
 from featurestore.jobs.target import find_target
 from featurestore.jobs.windows import (
     COMPUTED,
@@ -92,9 +86,13 @@ def put_job(
     if not is_stream and spec.schedule.start is None:
         # No catchup: the job begins with the window that is open now.
         now = times.shift_time(times.utc_now(), -spec.schedule.allowed_lateness)
-        watermark = last_schedule_time(check_schedule(spec.schedule), now)
+        watermark = jobs_schedule.last_schedule_time(
+            jobs_schedule.check_schedule(spec.schedule), now
+        )
     jobs.register(connection, spec, origin=origin, watermark=watermark)
-    if earlier is not None and not (is_computable(earlier) and has_same_target(spec, earlier)):
+    if earlier is not None and not (
+        jobs_schedule.is_computable(earlier) and has_same_target(spec, earlier)
+    ):
         runs.forget_windows(connection, spec.name)
         jobs.set_watermark(connection, spec.name, watermark)
         earlier = None
@@ -192,7 +190,7 @@ def compare_windows(
         InvalidJob: The new windows would count rows twice; the hint has the line that avoids it.
     """
     if isinstance(spec.work, RunOnceWork):  # one run is enough for all windows
-        schedule = check_schedule(spec.schedule)
+        schedule = jobs_schedule.check_schedule(spec.schedule)
         failed = [
             window for window in progress.windows(runs.FAILED) if not is_scheduled(schedule, window)
         ]
@@ -213,7 +211,7 @@ class _Comparison:
         self, spec: JobSpec, earlier: JobSpec | None, progress: JobProgress, now: datetime
     ) -> None:
         self.spec, self.earlier, self.progress, self.now = spec, earlier, progress, now
-        self.schedule, self.closed = check_schedule(spec.schedule), _closed(spec)
+        self.schedule, self.closed = jobs_schedule.check_schedule(spec.schedule), _closed(spec)
         self.until = times.shift_time(now, -self.schedule.allowed_lateness)
         self.stored_rows = list_stored_rows(progress)
         self.is_same_grid = earlier is not None and _grid(spec) == _grid(earlier)
@@ -262,7 +260,7 @@ class _Comparison:
         if self.schedule.start is not None:
             return self.schedule.start
         if not self.progress.states:
-            return last_schedule_time(self.schedule, self.until)
+            return jobs_schedule.last_schedule_time(self.schedule, self.until)
         starts = [window.start for window in self.progress.windows(runs.FAILED, runs.REPLACED)]
         if self.progress.watermark is not None:
             return min([self.progress.watermark, *starts])
@@ -272,7 +270,7 @@ class _Comparison:
         """Yield the windows that are complete, or begin at or before the end of stored rows."""
         upcoming = takewhile(
             lambda window: window.end <= self.until or window.start <= self.horizon,
-            iterate_within_limit(windows_after(self.schedule, self.first)),
+            iterate_within_limit(jobs_schedule.windows_after(self.schedule, self.first)),
         )
         for window in upcoming:
             if self.schedule.start is None or window.start >= self.schedule.start:
@@ -365,7 +363,9 @@ class _Comparison:
     def _grid_of_stored_rows(self) -> list[Window]:
         """Return the windows of the new definition from before the first stored rows on."""
         earliest = min(rows.window.start for rows in self.stored_rows)
-        upcoming = windows_after(self.schedule, times.shift_time(earliest, -_MICROSECOND))
+        upcoming = jobs_schedule.windows_after(
+            self.schedule, times.shift_time(earliest, -_MICROSECOND)
+        )
         return list(takewhile(lambda window: window.start <= self.horizon, upcoming))
 
     def _is_start_chosen(self, boundary: Window | None) -> bool:
@@ -429,8 +429,8 @@ class _Comparison:
         """Describe the time ranges that were due and begin before the new start."""
         if self.earlier is None or self.schedule.start is None:
             return []
-        earlier_schedule = check_schedule(self.earlier.schedule)
-        was_due = due_windows(
+        earlier_schedule = jobs_schedule.check_schedule(self.earlier.schedule)
+        was_due = jobs_schedule.due_windows(
             earlier_schedule,
             watermark=self.progress.watermark,
             now=self.now,

@@ -9,15 +9,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 
 from featurestore.errors import InvalidArgument
-from featurestore.jobs.schedule import (
-    check_schedule,
-    due_windows,
-    has_overlapping_windows,
-    latest_complete_window,
-    window_starting,
-    windows_after,
-    windows_between,
-)
+from featurestore.jobs import schedule as jobs_schedule
 from featurestore.jobs.target import find_target
 from featurestore.model import times
 from featurestore.model.job import JobSpec, RunOnceWork, Schedule, StreamWork, WindowedWork
@@ -148,18 +140,18 @@ def find_overlapping(
 def is_scheduled(schedule: Schedule, window: Window) -> bool:
     """Return whether a window is one of the windows of a schedule."""
     before_end = times.shift_time(window.end, -_MICROSECOND)
-    return next(windows_after(schedule, before_end)) == window
+    return next(jobs_schedule.windows_after(schedule, before_end)) == window
 
 
 # The comparison of a year of windows takes milliseconds, which each poll of a scheduler would need.
-overlaps_itself = lru_cache(maxsize=256)(has_overlapping_windows)
+overlaps_itself = lru_cache(maxsize=256)(jobs_schedule.has_overlapping_windows)
 
 
 def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
     """Resolve a window argument; None selects the latest complete window."""
-    schedule = check_schedule(job.spec.schedule)
+    schedule = jobs_schedule.check_schedule(job.spec.schedule)
     if window is None:
-        latest = latest_complete_window(schedule, times.utc_now())
+        latest = jobs_schedule.latest_complete_window(schedule, times.utc_now())
         if latest is None:
             raise InvalidArgument(
                 f"Job {job.spec.name!r} has no complete window yet.",
@@ -167,9 +159,9 @@ def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -
             )
         return latest
     if not isinstance(window, Window):
-        return window_starting(schedule, parse_moment(window, argument="window"))
+        return jobs_schedule.window_starting(schedule, parse_moment(window, argument="window"))
     window = parse_window_bounds(window.start, window.end)
-    matching_window = window_starting(schedule, window.start)
+    matching_window = jobs_schedule.window_starting(schedule, window.start)
     if matching_window != window:
         raise InvalidArgument(
             f"window={window} is not a window of the job.",
@@ -191,7 +183,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     spec, name = job.spec, job.spec.name
     if isinstance(spec.work, StreamWork):  # its records have offsets, not windows
         return []
-    schedule = check_schedule(spec.schedule)
+    schedule = jobs_schedule.check_schedule(spec.schedule)
     with session.registry.reading() as connection:
         failed = runs.find_windows(connection, name, states=[runs.FAILED])
         # Stale windows are not due: they are computed again only on request.
@@ -200,7 +192,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
         replacing = set()
         if replaced:
             replacing = runs.find_windows(connection, name, states=COMPUTED)
-    windows = due_windows(
+    windows = jobs_schedule.due_windows(
         schedule,
         watermark=job.watermark,
         now=times.utc_now(),
@@ -252,7 +244,9 @@ def find_complete_windows(
     """
     now = times.utc_now()
     until = min(end, times.shift_time(now, -spec.schedule.allowed_lateness))
-    return windows_between(check_schedule(spec.schedule), start, until, limit=limit)
+    return jobs_schedule.windows_between(
+        jobs_schedule.check_schedule(spec.schedule), start, until, limit=limit
+    )
 
 
 def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence[Window]) -> None:
@@ -261,7 +255,7 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
     An appending job cannot compute a window again. Other jobs replace the rows of a window, and the
     rows of windows of earlier schedules only if the new windows contain them completely.
     """
-    spec, schedule = job.spec, check_schedule(job.spec.schedule)
+    spec, schedule = job.spec, jobs_schedule.check_schedule(job.spec.schedule)
     group = find_target(session, spec.work) if isinstance(spec.work, WindowedWork) else None
     if group is None:
         return
@@ -303,8 +297,10 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
     ]
     repeated = min(find_overlapping(schedule, windows, partly_replaced), default=None)
     if repeated is not None:
-        first = next(windows_after(schedule, repeated.start))
-        last = next(windows_after(schedule, times.shift_time(repeated.end, -_MICROSECOND)))
+        first = next(jobs_schedule.windows_after(schedule, repeated.start))
+        last = next(
+            jobs_schedule.windows_after(schedule, times.shift_time(repeated.end, -_MICROSECOND))
+        )
         start, end = first.start.isoformat(), last.end.isoformat()
         raise InvalidArgument(
             f"Job {spec.name!r}: a window to compute contains only a part of the window from "
@@ -337,4 +333,4 @@ def computed_windows(
         computed = runs.find_windows(
             connection, spec.name, start=start, until=end, states=states, target_version=version
         )
-    return Coverage(computed, check_schedule(spec.schedule))
+    return Coverage(computed, jobs_schedule.check_schedule(spec.schedule))

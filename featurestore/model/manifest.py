@@ -14,16 +14,8 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model import display
-from featurestore.model.json_object import (
-    JsonMapping,
-    MalformedJson,
-    check_format,
-    parse_object,
-    seal,
-    unseal,
-    wrong_value_error,
-)
+from featurestore.model import display, json_object
+from featurestore.model.json_object import JsonMapping, MalformedJson
 from featurestore.model.names import check_name
 from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
@@ -158,7 +150,7 @@ class ManifestSplit(Record):
             expected += shard.rows
         if self.rows != expected:
             expected_rows = f"{expected}, the number of rows in its shards"
-            raise wrong_value_error(self.rows, expected_rows, path="rows")
+            raise json_object.wrong_value_error(self.rows, expected_rows, path="rows")
         return self
 
     def value_counts(self, label: str) -> dict[str, int] | None:
@@ -291,7 +283,7 @@ class Manifest(Record, format=MANIFEST_FORMAT, subject="The manifest {name!r}"):
         The file contains the JSON object with its content hash and a checksum of the whole.
         """
         data = self.to_json()
-        return seal({**data, "content_hash": _content_hash(data)})
+        return json_object.seal({**data, "content_hash": _content_hash(data)})
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Manifest:
@@ -308,9 +300,11 @@ class Manifest(Record, format=MANIFEST_FORMAT, subject="The manifest {name!r}"):
         try:
             # The format is checked before the checksum: a manifest of a newer release is not
             # damaged.
-            format_number = parse_object(content).get("format")
-            check_format(format_number, MANIFEST_FORMAT, subject=f"The manifest {path!r}")
-            data = unseal(content)
+            format_number = json_object.parse_object(content).get("format")
+            json_object.check_format(
+                format_number, MANIFEST_FORMAT, subject=f"The manifest {path!r}"
+            )
+            data = json_object.unseal(content)
             manifest = cls.from_json(data)
         except MalformedJson as error:
             raise _damaged_error(path, str(error)) from error

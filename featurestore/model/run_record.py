@@ -14,17 +14,13 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from featurestore.errors import RunNotFound
+from featurestore.model import json_object
 from featurestore.model.json_object import (
     CHECKSUM,
     LINE_CHECKSUM_LENGTH,
     JsonMapping,
     JsonObject,
     MalformedJson,
-    seal,
-    seal_line,
-    translate_parse_errors,
-    unseal,
-    unseal_line,
 )
 from featurestore.model.names import check_name
 from featurestore.model.records import Checked, Record, TimeText, Version
@@ -121,7 +117,7 @@ class RunRecord(Record, format=FORMAT, oldest_format=FORMAT, subject="The run {i
 
     def to_bytes(self) -> bytes:
         """Return the contents of ``run.json``, with a checksum."""
-        return seal(self.to_json())
+        return json_object.seal(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> RunRecord:
@@ -130,8 +126,8 @@ class RunRecord(Record, format=FORMAT, oldest_format=FORMAT, subject="The run {i
         Raises:
             MalformedJson: The contents differ from what was written.
         """
-        with translate_parse_errors("run.json"):
-            data = unseal(content)
+        with json_object.translate_parse_errors("run.json"):
+            data = json_object.unseal(content)
         return cls.from_json(data)
 
 
@@ -157,7 +153,9 @@ def format_metrics_line(
         begins: Whether this is the first line of an attempt, so that the line before it may be
             truncated.
     """
-    line = seal_line({"step": step, "time": time, "metrics": dict(metrics), "begins": begins})
+    line = json_object.seal_line(
+        {"step": step, "time": time, "metrics": dict(metrics), "begins": begins}
+    )
     # The newline ends a line that a killed attempt may have left incomplete.
     return f"\n{line}\n" if begins else f"{line}\n"
 
@@ -206,6 +204,6 @@ def parse_metrics(text: str) -> list[MetricValue]:
 def _parse_line(line: str, number: int) -> JsonObject | None:
     """Return the JSON object of a line, or None for a truncated or damaged line."""
     try:
-        return JsonObject.from_value(unseal_line(line), f"line {number}")
+        return JsonObject.from_value(json_object.unseal_line(line), f"line {number}")
     except MalformedJson:
         return None

@@ -17,16 +17,8 @@ from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_report import BinShares
 from featurestore.model.statistics import Value
 from featurestore.monitoring import bounds
-from featurestore.monitoring.comparison import (
-    ComparedProfiles,
-    Comparison,
-    ReferenceWindows,
-    count_baseline_values,
-    has_enough_windows,
-    has_few_values,
-    measure_distances,
-    without_chain,
-)
+from featurestore.monitoring import comparison as monitoring_comparison
+from featurestore.monitoring.comparison import ComparedProfiles, Comparison, ReferenceWindows
 from featurestore.monitoring.distances import MeasuredDistance
 from featurestore.monitoring.profile import FeatureProfile, Profile
 
@@ -58,7 +50,7 @@ class ComparedFeature:
             return [], None
         findings: list[Finding] = []
         shares = None
-        measured = measure_distances([profiles])
+        measured = monitoring_comparison.measure_distances([profiles])
         if measured is not None:
             shares = measured.shares
             findings += [
@@ -84,7 +76,7 @@ def compare_jointly(chain: Sequence[ComparedFeature]) -> list[Finding]:
     last = chain[-1]
     profiles = [feature.profiles for feature in chain]
     findings = []
-    measured = measure_distances(profiles)
+    measured = monitoring_comparison.measure_distances(profiles)
     if measured is not None:
         findings += [
             _check_distance(
@@ -202,8 +194,10 @@ def _find_new_values(
     With several windows, each must have at least half of their joint share.
     """
     now = chain[-1].now
-    baseline_counts = count_baseline_values(chain)
-    is_category = now.value_kind in ("text", "boolean") or has_few_values(chain)
+    baseline_counts = monitoring_comparison.count_baseline_values(chain)
+    is_category = now.value_kind in ("text", "boolean") or monitoring_comparison.has_few_values(
+        chain
+    )
     if baseline_counts is None or not is_category:
         return []
     new_counts = [
@@ -214,7 +208,9 @@ def _find_new_values(
     new_rows = [sum(counts.values()) for counts in new_counts]
     share = sum(new_rows) / sum(rows)
     by_chance = bounds.chance_unseen(list(baseline_counts.values()), sum(rows), alpha)
-    reference_shares = _new_value_shares(without_chain(chain), baseline_counts)
+    reference_shares = _new_value_shares(
+        monitoring_comparison.without_chain(chain), baseline_counts
+    )
     high = min(
         max(
             threshold,
@@ -266,7 +262,7 @@ def _new_value_shares(profiles: ComparedProfiles, baseline: Collection[Value]) -
 
 def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     """Return the baseline share of the most frequent value that is missing in the window."""
-    baseline_counts = count_baseline_values([profiles])
+    baseline_counts = monitoring_comparison.count_baseline_values([profiles])
     if (
         baseline_counts is None
         or not profiles.now.complete
@@ -339,13 +335,15 @@ def compare_with_anchors(
     alpha = bounds.alpha_of(len(names), 1)
     for name in names:
         anchor = comparison.anchor(("feature", name))
-        if anchor is None or not has_enough_windows(anchor.reference):
+        if anchor is None or not monitoring_comparison.has_enough_windows(anchor.reference):
             continue
         moving = comparison.reference(("feature", name))
         before = select_profiles(name, now, anchor.reference)
         after = select_profiles(name, now, moving)
         members = [member for member in after.members if member.comparable]
-        measured = measure_distances([replace(before, now=member) for member in members])
+        measured = monitoring_comparison.measure_distances(
+            [replace(before, now=member) for member in members]
+        )
         if measured is None:
             continue
         # The mean of several windows varies less than a single window.

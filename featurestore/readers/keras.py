@@ -21,22 +21,12 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.model.arguments import calling_frame
+from featurestore.readers import tensorflow
 from featurestore.readers.batches import WorkerSteps
 from featurestore.readers.evaluation import balance_over_replicas, has_empty_replica
 from featurestore.readers.keras_losses import weight_losses_by_rows
 from featurestore.readers.plan import ReadPlan
-from featurestore.readers.tensorflow import (
-    KerasModel,
-    Strategy,
-    TfDataset,
-    distribute,
-    has_parameter_servers,
-    import_tensorflow,
-    keras_module,
-    multi_replica_strategy,
-    tf_dataset,
-    worker_position,
-)
+from featurestore.readers.tensorflow import KerasModel, Strategy, TfDataset
 from featurestore.readers.transformed import has_bytes_labels, refuse_bytes_labels
 
 # State attributes of EarlyStopping, ReduceLROnPlateau and ModelCheckpoint.
@@ -81,12 +71,12 @@ def distribute_for_keras(plan: ReadPlan, strategy: Strategy, steps: WorkerSteps)
         ReaderConfigError: The strategy has parameter servers. Their workers are independent, so
             each worker would read all rows.
     """
-    if has_parameter_servers(strategy):
+    if tensorflow.has_parameter_servers(strategy):
         raise ReaderConfigError(
             "Each worker of a ParameterServerStrategy would read all rows of a distributed dataset.",
             hint=_SCHEDULE,
         )
-    make_dataset = partial(distribute, plan, strategy, steps)
+    make_dataset = partial(tensorflow.distribute, plan, strategy, steps)
     dataset = make_dataset()
     if plan.order.remainder != "pad":
         return _attach_plan(
@@ -104,7 +94,7 @@ def distribute_for_keras(plan: ReadPlan, strategy: Strategy, steps: WorkerSteps)
         evaluation_plan = plan
         if not steps.start_step:  # a partial epoch must follow the reader's order
             evaluation_plan = balance_over_replicas(plan, replicas, batch=batch)
-        return distribute(evaluation_plan, strategy, steps, unpadded=True)
+        return tensorflow.distribute(evaluation_plan, strategy, steps, unpadded=True)
 
     return _attach_plan(
         dataset, plan, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
@@ -113,7 +103,7 @@ def distribute_for_keras(plan: ReadPlan, strategy: Strategy, steps: WorkerSteps)
 
 def dataset_for_keras(plan: ReadPlan, steps: WorkerSteps) -> TfDataset:
     """Return a single-process dataset that yields no padding to Keras ``evaluate``."""
-    make_dataset = partial(tf_dataset, plan, steps)
+    make_dataset = partial(tensorflow.tf_dataset, plan, steps)
     dataset = make_dataset()
     if plan.order.remainder == "drop" and not has_bytes_labels(plan.columns):
         return dataset
@@ -212,7 +202,9 @@ def _cluster_size() -> tuple[int, int]:
         counts = Counter()
     if not counts:
         # Strategies with other cluster resolvers are already connected to the devices of all tasks.
-        names = [device.name for device in import_tensorflow().config.list_logical_devices()]
+        names = [
+            device.name for device in tensorflow.import_tensorflow().config.list_logical_devices()
+        ]
         tasks = {match[0]: match[1] for match in map(_TASK.match, names) if match}
         counts = Counter(tasks.values())
     return counts["worker"] + counts["chief"], counts["ps"]
@@ -225,7 +217,7 @@ def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
         InvalidArgument: ``validation_steps=`` is missing.
     """
     data = options.get("validation_data")
-    distributed = isinstance(data, import_tensorflow().distribute.DistributedDataset)
+    distributed = isinstance(data, tensorflow.import_tensorflow().distribute.DistributedDataset)
     if distributed and options.get("validation_steps") is None:
         steps = "validation_steps=checks.steps_per_epoch"
         raise InvalidArgument(
@@ -276,7 +268,7 @@ def validation_callback(
     """
     from featurestore.readers.evaluation import evaluate
 
-    keras = keras_module(model)
+    keras = tensorflow.keras_module(model)
 
     class ValidationCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         _supports_tf_logs = True  # get the logs themselves and not a copy for this callback
@@ -300,7 +292,7 @@ def wrap_for_fit(
         is_first_fit: Whether this ``fit`` call is the first.
         is_last_fit: Returns whether this ``fit`` call is the last.
     """
-    keras = keras_module(model)
+    keras = tensorflow.keras_module(model)
 
     def hook(name: str) -> Callable[..., None]:
         def call(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -328,7 +320,7 @@ def wrap_for_fit(
 
 def merge_histories(model: KerasModel, histories: Sequence[Any]) -> Any:
     """Merge the Keras ``History`` objects of consecutive ``fit`` calls."""
-    merged = keras_module(model).callbacks.History()
+    merged = tensorflow.keras_module(model).callbacks.History()
     merged.set_model(model)
     merged.epoch, merged.history = [], {}
     for history in histories:
@@ -404,10 +396,10 @@ def refuse_fit(model: KerasModel) -> None:
         ReaderConfigError: ``fit`` of Keras 3 does not support several workers, and with several
             replicas no ``steps_per_execution`` above 1.
     """
-    strategy = multi_replica_strategy(model)
-    if strategy is None or keras_module(model).__name__ == "tf_keras":
+    strategy = tensorflow.multi_replica_strategy(model)
+    if strategy is None or tensorflow.keras_module(model).__name__ == "tf_keras":
         return
-    _, workers = worker_position(strategy)
+    _, workers = tensorflow.worker_position(strategy)
     if workers > 1:
         raise ReaderConfigError(
             f"fit() of Keras 3 does not support a strategy with {workers} workers.",
@@ -431,7 +423,7 @@ def overruns_epochs(model: KerasModel, steps: int) -> bool:
         model: A compiled model.
         steps: Steps of each epoch.
     """
-    if keras_module(model).__name__ == "tf_keras":
+    if tensorflow.keras_module(model).__name__ == "tf_keras":
         return False
     return steps % _steps_per_execution(model) > 0
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError, UnsupportedType, listing
 from featurestore.model.json_object import JsonDict, JsonMapping
+from featurestore.readers import torch_workers
 from featurestore.readers.batches import StepRange, WorkerSteps
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
@@ -34,12 +35,7 @@ from featurestore.readers.torch_workers import (
     LoaderPosition,
     distributed,
     get_worker_info,
-    pack_element,
-    pack_range,
-    require_torch,
-    step_from_state,
     torch,
-    unpack_range,
 )
 
 # Workers transfer ranges of steps, since a transfer takes about a millisecond. All transferred ranges
@@ -62,7 +58,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
     """
 
     def __init__(self, plan: ReadPlan, steps: WorkerSteps) -> None:
-        require_torch()
+        torch_workers.require_torch()
         refuse_strings(plan)
         plan.check_step(steps.start_step)
         plan.order.check_workers(steps.worker, steps.workers)
@@ -99,7 +95,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             return
         for element in self._elements(iteration):
             iteration.yielded += 1
-            yield pack_element(element) if is_worker else element
+            yield torch_workers.pack_element(element) if is_worker else element
 
     def start_at(self, step: int, *, independent: bool) -> None:
         """Start the next iteration at a step, counted from epoch 0.
@@ -140,7 +136,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             ManifestMismatch: The state belongs to another dataset.
             ReaderConfigError: The state belongs to a reader with different settings or workers.
         """
-        step = step_from_state(self.plan, state)
+        step = torch_workers.step_from_state(self.plan, state)
         worker, workers = get_loader_worker()
         state_workers = state.get("workers", 1)
         self._iteration = self._loaded = None
@@ -173,12 +169,14 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         # The loader prefetches by processes, so threads would only compete for their cores.
         blocks = self.plan.blocks()
         for number in range(iteration.worker, len(ranges), iteration.workers):
-            yield pack_range(blocks.read(ranges[number]))
+            yield torch_workers.pack_range(blocks.read(ranges[number]))
 
     def split_range(self, packed_range: Tensor) -> Iterator[Element]:
         """Yield the elements of a range that a worker process yielded."""
         size = self.plan.order.worker_batch(self.world_size)
-        yield from ElementBuilder(self.plan).elements(unpack_range(*packed_range), size)
+        yield from ElementBuilder(self.plan).elements(
+            torch_workers.unpack_range(*packed_range), size
+        )
 
     def _elements(self, iteration: Iteration) -> Iterator[Element]:
         """Yield the elements of the steps that belong to this process."""
@@ -367,7 +365,7 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
             ManifestMismatch: The state belongs to another dataset.
             ReaderConfigError: The state belongs to a reader with different settings.
         """
-        self._next = self._end = step_from_state(self.dataset.plan, state)
+        self._next = self._end = torch_workers.step_from_state(self.dataset.plan, state)
 
 
 def get_loader_worker() -> tuple[int, int]:
@@ -416,7 +414,7 @@ def evaluate_by_function(
         plan: A plan with padding and one lane per rank, or with ``remainder="keep"``.
         function: Function from an element of ``torch_loader`` to ``{name: (rows,)}``.
     """
-    require_torch()
+    torch_workers.require_torch()
     refuse_strings(plan)
     rank, ranks = process_rank()
     sums: dict[str, float] = {}

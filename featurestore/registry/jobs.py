@@ -16,11 +16,10 @@ from featurestore.model import display, times
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec, WindowedWork
 from featurestore.model.times import to_micros
-from featurestore.registry import origins
+from featurestore.registry import origins, rows
 from featurestore.registry.experiments import find_objects_named
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import JOB, Object
-from featurestore.registry.rows import lock, put_row, to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import (
     incidents,
     job_definitions,
@@ -73,7 +72,7 @@ class RegisteredJob:
 
 def lock_definitions(connection: Connection) -> None:
     """Lock the definitions of all jobs until the end of a transaction that depends on them."""
-    lock(connection, "jobs")
+    rows.lock(connection, "jobs")
 
 
 def register(
@@ -88,7 +87,9 @@ def register(
     if last is None:
         origins.begin(connection, Object(JOB, spec.name))
         connection.execute(
-            job_states.insert().values(name=spec.name, paused=False, watermark=to_column(watermark))
+            job_states.insert().values(
+                name=spec.name, paused=False, watermark=rows.to_column(watermark)
+            )
         )
     if last is not None and last.hash == spec.hash:
         # The same definition may be registered from another file.
@@ -169,14 +170,14 @@ def registration_time(connection: Connection, name: str) -> datetime | None:
     query = sa.select(sa.func.min(job_definitions.c.registered)).where(
         job_definitions.c.name == name
     )
-    return to_time(connection.execute(query).scalar())
+    return rows.to_time(connection.execute(query).scalar())
 
 
 def definition(connection: Connection, name: str, version: int) -> JobSpec:
     """Return one version of a job definition."""
     is_version = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
     text = connection.execute(sa.select(job_definitions.c.spec).where(is_version)).scalar_one()
-    with translate_parse_errors(f"job {name!r} version {version}"):
+    with rows.translate_parse_errors(f"job {name!r} version {version}"):
         return JobSpec.from_text(text)
 
 
@@ -236,7 +237,7 @@ def watermark(connection: Connection, name: str) -> datetime | None:
     micros = connection.execute(
         sa.select(job_states.c.watermark).where(job_states.c.name == name)
     ).scalar_one()
-    return to_time(micros)
+    return rows.to_time(micros)
 
 
 def lock_watermark(connection: Connection, name: str) -> datetime | None:
@@ -244,7 +245,7 @@ def lock_watermark(connection: Connection, name: str) -> datetime | None:
     # SQLAlchemy omits FOR UPDATE for SQLite, where write transactions exclude each other.
     query = sa.select(job_states.c.watermark).where(job_states.c.name == name).with_for_update()
     micros = connection.execute(query).scalar_one()
-    return to_time(micros)
+    return rows.to_time(micros)
 
 
 def advance(connection: Connection, name: str, watermark: datetime) -> None:
@@ -255,13 +256,13 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
     connection.execute(
         job_states.update()
         .where(job_states.c.name == name, is_behind)
-        .values(watermark=to_column(watermark))
+        .values(watermark=rows.to_column(watermark))
     )
 
 
 def set_watermark(connection: Connection, name: str, watermark: datetime | None) -> None:
     """Replace the watermark after a change of the job's windows."""
-    values = {"watermark": to_column(watermark)}
+    values = {"watermark": rows.to_column(watermark)}
     connection.execute(job_states.update().where(job_states.c.name == name).values(values))
 
 
@@ -302,7 +303,7 @@ def _latest_row(connection: Connection, name: str) -> Row[tuple[object, ...]] | 
 
 def _version_of(row: Row[Any]) -> int:
     """Return the version in a row of job definitions."""
-    with translate_parse_errors(f"job {row.name!r}"):
+    with rows.translate_parse_errors(f"job {row.name!r}"):
         return int(row.version)
 
 
@@ -313,8 +314,8 @@ def _to_registered_job(connection: Connection, row: Row[tuple[object, ...]]) -> 
 
 def _to_job(row: Row[*tuple[Any, ...]], state: Row[*tuple[Any, ...]]) -> RegisteredJob:
     """Return the job of a row with its definition and a row with its state."""
-    with translate_parse_errors(f"job {row.name!r}"):
-        watermark = to_time(state.watermark)
+    with rows.translate_parse_errors(f"job {row.name!r}"):
+        watermark = rows.to_time(state.watermark)
         spec = JobSpec.from_text(str(row.spec))
     return RegisteredJob(spec, row.version, row.origin, bool(state.paused), watermark)
 
@@ -379,7 +380,7 @@ def record_offsets(
         lag = None if end is None else max(end - offset, 0)
         key = {"job": job, "topic": topic, "partition": number}
         values = {"offset": offset, "end_offset": end, "lag": lag, "at": now}
-        put_row(connection, stream_offsets, key, values)
+        rows.put_row(connection, stream_offsets, key, values)
 
 
 def record_progress(
@@ -394,7 +395,7 @@ def record_progress(
 ) -> None:
     """Record a poll of a topic and its commit; ``bad_records`` is added to the recorded number."""
     # The members of a consumer group add to the same number.
-    lock(connection, f"stream progress/{job}")
+    rows.lock(connection, f"stream progress/{job}")
     progress = connection.execute(
         sa.select(stream_progress).where(stream_progress.c.job == job)
     ).one_or_none()
@@ -403,11 +404,11 @@ def record_progress(
     optional_values = {
         "topic_id": topic_id,
         "rows_per_second": rows_per_second,
-        "last_commit": to_column(last_commit),
+        "last_commit": rows.to_column(last_commit),
         "delta_version": delta_version,
     }
     values |= {name: value for name, value in optional_values.items() if value is not None}
-    put_row(connection, stream_progress, {"job": job}, values)
+    rows.put_row(connection, stream_progress, {"job": job}, values)
 
 
 def topic_id(connection: Connection, job: str) -> str | None:
@@ -431,7 +432,7 @@ def stream_status(connection: Connection, job: str) -> StreamStatus | None:
     )
     offsets = [
         PartitionOffset(
-            row.topic, row.partition, row.offset, row.end_offset, row.lag, to_time(row.at)
+            row.topic, row.partition, row.offset, row.end_offset, row.lag, rows.to_time(row.at)
         )
         for row in connection.execute(query)
     ]
@@ -440,7 +441,7 @@ def stream_status(connection: Connection, job: str) -> StreamStatus | None:
         lag=sum(lags) if lags else None,
         rows_per_second=progress.rows_per_second,
         bad_records=progress.bad_records,
-        last_commit=to_time(progress.last_commit),
-        polled=to_time(progress.looked),
+        last_commit=rows.to_time(progress.last_commit),
+        polled=rows.to_time(progress.looked),
         offsets=tuple(offsets),
     )

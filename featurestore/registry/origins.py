@@ -31,7 +31,7 @@ from featurestore.model.paths import (
     TRAININGDATASETS,
     parse_version_directory,
 )
-from featurestore.registry.rows import insert_missing, is_version, location_of, lock, split_values
+from featurestore.registry import rows as registry_rows
 from featurestore.registry.tables import featuregroups, origin_edges, origins, private_groups
 from featurestore.storage import StorePaths, files, revisions, storage_for
 
@@ -87,7 +87,7 @@ def record(connection: Connection, derived: Object, origin_objects: Iterable[Obj
     if not new_origins:
         return
     rows = [{"derived": ids[derived], "origin": origin_id} for origin_id in sorted(new_origins)]
-    insert_missing(connection, origin_edges, rows)
+    registry_rows.insert_missing(connection, origin_edges, rows)
     _mark_changed(connection, [derived])
 
 
@@ -126,7 +126,7 @@ def begin(connection: Connection, created: Object) -> None:
     readers = connection.execute(query.join(origin_edges, origin_edges.c.derived == columns.id))
     for identifier, *version in readers.all():
         edge = {"derived": identifier, "origin": format_id(created, last + 1)}
-        insert_missing(connection, origin_edges, [edge])
+        registry_rows.insert_missing(connection, origin_edges, [edge])
         _mark_changed(connection, [Object(*version)])
 
 
@@ -224,7 +224,7 @@ def _last_creations(connection: Connection, objects: Iterable[Object]) -> dict[O
     query = sa.select(*key, sa.func.max(columns.creation)).group_by(*key)
     return {
         Object(*row[:3]): int(row[3])
-        for some_objects in split_values(objects)
+        for some_objects in registry_rows.split_values(objects)
         for row in connection.execute(query.where(sa.tuple_(*key).in_(some_objects)))
     }
 
@@ -241,7 +241,7 @@ def _insert(connection: Connection, creations: Mapping[Object, int]) -> None:
         for version, creation in sorted(creations.items())
     ]
     # Another transaction may have inserted the same row: it is the same object.
-    insert_missing(connection, origins, rows)
+    registry_rows.insert_missing(connection, origins, rows)
     _mark_changed(connection, creations)
 
 
@@ -256,8 +256,8 @@ def write_files(connection: Connection, changed: Collection[Object]) -> None:
     """Write the files of the objects whose origins a transaction has changed, before its commit."""
     # Two transactions that change the same object write its file one after the other, and the
     # second one reads the rows of the first.
-    lock(connection, "origins")
-    paths = StorePaths(location_of(connection))
+    registry_rows.lock(connection, "origins")
+    paths = StorePaths(registry_rows.location_of(connection))
     storage = paths.storage
     for object_kind in {version.object_kind for version in changed}:
         storage.make_directory(os.path.join(paths.origins, object_kind))
@@ -302,7 +302,7 @@ def _merge(content: Mapping[str, Any], stored_content: Any) -> dict[str, Any]:
 def _to_json(connection: Connection, version: Object) -> dict[str, Any]:
     columns = origins.c
     query = sa.select(columns.id, columns.creation, columns.ended, columns.sealed).where(
-        is_version(origins, *version)
+        registry_rows.is_version(origins, *version)
     )
     creations = []
     for identifier, creation, ended, sealed in connection.execute(query.order_by(columns.creation)):
@@ -361,7 +361,7 @@ def _restore_file(connection: Connection, version: Object, path: str) -> None:
             # The file of the origin may follow, or be lost.
             _insert_creation(connection, origin, int(match[4]), {})
             edges.append({"derived": format_id(version, creation), "origin": identifier})
-        insert_missing(connection, origin_edges, edges)
+        registry_rows.insert_missing(connection, origin_edges, edges)
 
 
 def _insert_creation(
@@ -370,7 +370,7 @@ def _insert_creation(
     """Insert a creation unless it exists, and set the states that are true in its file."""
     identifier = format_id(version, creation)
     row = {**version.to_json(), "id": identifier, "creation": creation}
-    insert_missing(connection, origins, [row | {"ended": False, "sealed": False}])
+    registry_rows.insert_missing(connection, origins, [row | {"ended": False, "sealed": False}])
     values = {name: True for name, value in states.items() if value}
     if values:
         connection.execute(origins.update().where(origins.c.id == identifier).values(**values))

@@ -15,14 +15,8 @@ from sqlalchemy.engine import Connection, Row
 from featurestore.model import display, times
 from featurestore.model.paths import is_relative_path
 from featurestore.model.times import Window, from_micros, to_micros
+from featurestore.registry import rows as registry_rows
 from featurestore.registry import stored_errors
-from featurestore.registry.rows import (
-    location_of,
-    lock,
-    to_column,
-    to_time,
-    translate_parse_errors,
-)
 from featurestore.registry.tables import runs, windows
 
 RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
@@ -103,7 +97,7 @@ class WindowState:
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The inputs that were read."""
-        with translate_parse_errors(f"the inputs of a window of run {self.run_id!r}"):
+        with registry_rows.translate_parse_errors(f"the inputs of a window of run {self.run_id!r}"):
             inputs: dict[str, Any] = json.loads(self._inputs)
         return inputs
 
@@ -128,7 +122,9 @@ def begin(connection: Connection, run: Run) -> None:
             # The path is relative, so that a store can be moved.
             log=None
             if run.log is None
-            else os.path.relpath(run.log, location_of(connection)).replace(os.sep, "/"),
+            else os.path.relpath(run.log, registry_rows.location_of(connection)).replace(
+                os.sep, "/"
+            ),
         )
     )
 
@@ -200,7 +196,7 @@ def restore(connection: Connection, run: Run) -> None:
         is None
     ):
         begin(connection, run)
-        ended = to_column(run.ended)
+        ended = registry_rows.to_column(run.ended)
         values = {
             "state": run.state,
             "ended": ended,
@@ -241,7 +237,7 @@ def record_failed_windows(
     connection: Connection, job: str, failed_windows: Sequence[Window], *, run_id: str
 ) -> None:
     """Record that windows failed; they remain due, and the rows of earlier runs remain."""
-    lock(connection, f"windows/{job}")
+    registry_rows.lock(connection, f"windows/{job}")
     for window in failed_windows:
         earlier = find_state(connection, job, window)
         failures = earlier.tries if earlier is not None and earlier.state == FAILED else 0
@@ -385,7 +381,7 @@ def _replace_states(
     """Replace the states of windows, which are sorted by time."""
     if not new_windows:
         return
-    lock(connection, f"windows/{job}")
+    registry_rows.lock(connection, f"windows/{job}")
     existing = find_windows(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
     # One commit of a backfill may have 1,000 windows, so they are replaced by two statements with
     # many parameter sets.
@@ -429,7 +425,7 @@ def _to_run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
     transaction = None
     if row.transaction_app is not None:
         transaction = (row.transaction_app, row.transaction_number)
-    with translate_parse_errors(f"run {row.run_id!r}"):
+    with registry_rows.translate_parse_errors(f"run {row.run_id!r}"):
         return Run(
             run_id=row.run_id,
             job=row.job,
@@ -441,7 +437,7 @@ def _to_run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
             inputs=json.loads(row.inputs),
             transaction=transaction,
             started=from_micros(row.started),
-            ended=to_time(row.ended),
+            ended=registry_rows.to_time(row.ended),
             rows=row.rows,
             delta_version=row.delta_version,
             memory=row.memory,
@@ -458,4 +454,4 @@ def _to_visible_error(connection: Connection, text: str | None) -> str | None:
 def _to_absolute_path(connection: Connection, log: str | None) -> str | None:
     if log is None or not is_relative_path(log):
         return None  # this store never writes a path outside its location
-    return os.path.join(location_of(connection), log)
+    return os.path.join(registry_rows.location_of(connection), log)

@@ -26,14 +26,7 @@ from featurestore.model.suggestions import FRAME_MEMBERS
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.progress import show_progress
-from featurestore.retrieval import conversions
-from featurestore.retrieval.checks import (
-    count_dropped_rows,
-    drops_label_rows,
-    log_dropped_rows,
-    warn_of_empty_groups,
-    warn_of_empty_groups_in_export,
-)
+from featurestore.retrieval import checks, conversions
 from featurestore.retrieval.conversions import (
     DataframeType,
     format_table,
@@ -492,7 +485,7 @@ class FeatureFrame:
     @property
     def drops(self) -> bool:
         """Whether label rows without a row in every group are dropped (``join="inner"``)."""
-        return self._plan is not None and drops_label_rows(self._plan)
+        return self._plan is not None and checks.drops_label_rows(self._plan)
 
     def dropped(self, rows: int | None = None) -> int | None:
         """Return the number of label rows that ``join="inner"`` drops; None for other joins.
@@ -506,7 +499,7 @@ class FeatureFrame:
         if self._plan is None:
             return None
         self._record_read()
-        return count_dropped_rows(self._session, self._plan, labels=self._labels, rows=rows)
+        return checks.count_dropped_rows(self._session, self._plan, labels=self._labels, rows=rows)
 
     def coverage(self, *, sample: int = 10_000, seed: int = 0) -> CoverageReport:
         """Return how many labels each group has values for, and why the others get null.
@@ -534,7 +527,7 @@ class FeatureFrame:
     def warn_of_nulls(self, rows: int, nulls: Mapping[str, int]) -> None:
         """Warn about groups without values in an export, based on its null counts."""
         if self._plan is not None:
-            warn_of_empty_groups_in_export(
+            checks.warn_of_empty_groups_in_export(
                 self._session, self._plan, labels=self._labels, rows=rows, nulls=nulls
             )
 
@@ -618,8 +611,8 @@ class FeatureFrame:
             reader = pa.RecordBatchReader.from_batches(
                 reader.schema, progress.count_items(reader, len)
             )
-        reader = log_dropped_rows(self._session, self._plan, reader, labels=self._labels)
-        reader = warn_of_empty_groups(self._session, self._plan, reader, labels=self._labels)
+        reader = checks.log_dropped_rows(self._session, self._plan, reader, labels=self._labels)
+        reader = checks.warn_of_empty_groups(self._session, self._plan, reader, labels=self._labels)
         if not find_live_sources(self._plan):
             return reader
         return pa.RecordBatchReader.from_batches(reader.schema, self._batches_of_live_frame(reader))

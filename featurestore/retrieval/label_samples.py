@@ -20,14 +20,8 @@ from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, FeaturePlan, Join, WindowJoin
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.execution import (
-    Labels,
-    compile_window_conditions,
-    compute_on_demand,
-    computed_schema,
-    find_computed_times,
-    run_query,
-)
+from featurestore.retrieval import execution
+from featurestore.retrieval.execution import Labels
 from featurestore.session import Session
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -44,7 +38,7 @@ def has_joins(plan: FeaturePlan) -> bool:
 
 def plan_over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
     """Return a plan over labels in memory with all outputs, no filters, and one row per label."""
-    schema = computed_schema(plan, labels)
+    schema = execution.computed_schema(plan, labels)
     return replace(
         plan,
         left_source=None,
@@ -74,7 +68,7 @@ def sampled_labels(
             source.path, version=source.delta_version, schema=source.spec.schema
         )
     elif first.left_query is not None:
-        relation = run_query(session, first.left_query)
+        relation = execution.run_query(session, first.left_query)
     elif labels is not None:
         relation = labels()
     else:
@@ -130,11 +124,11 @@ def run_over_labels(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa
     """Run a plan over labels in memory; return one row per label, in the order of the labels."""
     numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
     engine = session.engine
-    plan = compile_window_conditions(plan, dialect=engine.dialect)
+    plan = execution.compile_window_conditions(plan, dialect=engine.dialect)
     label_relation = engine.from_arrow(numbered.to_reader())
-    computed_times = find_computed_times(plan)
+    computed_times = execution.find_computed_times(plan)
     if plan.on_demand:
-        plan, label_relation = compute_on_demand(engine, plan, label_relation)
+        plan, label_relation = execution.compute_on_demand(engine, plan, label_relation)
     relation = computed_times.check(engine.retrieve(plan, labels=label_relation), engine=engine)
     return engine.stream(relation).read_all()
 

@@ -30,22 +30,10 @@ from featurestore.model import display
 from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
+from featurestore.retrieval import label_samples
 from featurestore.retrieval.conversions import format_cell
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.label_samples import (
-    NEVER,
-    EligibleRows,
-    Ints,
-    KeyValues,
-    has_joins,
-    key_tuples,
-    label_times,
-    plan_over_labels,
-    run_over_labels,
-    sampled_labels,
-    time_columns,
-    to_microseconds,
-)
+from featurestore.retrieval.label_samples import NEVER, EligibleRows, Ints, KeyValues
 from featurestore.retrieval.window_search import window_values
 from featurestore.session import Session
 from featurestore.usersql import quote
@@ -139,7 +127,7 @@ def check_leakage(
         InvalidArgument: The frame does not come from ``get_features``.
     """
     plan = getattr(frame, "plan", None)
-    if not isinstance(frame, FeatureFrame) or plan is None or not has_joins(plan):
+    if not isinstance(frame, FeatureFrame) or plan is None or not label_samples.has_joins(plan):
         raise InvalidArgument(
             "check_leakage requires a frame that get_features returned, with features joined to "
             "labels.",
@@ -150,7 +138,7 @@ def check_leakage(
             f"sample={sample} is not a positive number of rows.", hint="sample=1000"
         )
     session = frame.session
-    labels = sampled_labels(session, plan, frame.labels, sample=sample, seed=seed)
+    labels = label_samples.sampled_labels(session, plan, frame.labels, sample=sample, seed=seed)
     check = _LeakCheck(session, dict(recompute or {}))
     retrieved_rows = check.check_plan(plan, labels)
     unknown_groups = [name for name in check.recompute if name not in check.groups]
@@ -185,10 +173,10 @@ class _LeakCheck:
         """Check every join of a plan over sampled labels, and return the rows of the plan."""
         if plan.left_plan is not None:
             labels = self.check_plan(plan.left_plan, labels)
-        retrieved_rows = run_over_labels(
-            self.session, plan_over_labels(plan, labels.schema), labels
+        retrieved_rows = label_samples.run_over_labels(
+            self.session, label_samples.plan_over_labels(plan, labels.schema), labels
         )
-        times = label_times(plan, labels)
+        times = label_samples.label_times(plan, labels)
         joins: list[Join | WindowJoin] = [*plan.joins, *plan.windows]
         for join in joins:
             self._check_join(join, labels, retrieved_rows, times)
@@ -205,7 +193,7 @@ class _LeakCheck:
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
-        keys = key_tuples(labels, [label_column for label_column, _ in join.on])
+        keys = label_samples.key_tuples(labels, [label_column for label_column, _ in join.on])
         rows = _read_label_key_rows(self.session, join, labels)
         # The engine is what is checked, so the expected values come from this module's own search.
         expected_values = self._search_values(join, rows, keys, times)
@@ -351,7 +339,7 @@ def _find_unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[st
             f"when values of {group} became known: it declares no event time. If they change, "
             "create it with event_time=, the time at which a row became known"
         ]
-    times = to_microseconds(rows.column(join.event_time))
+    times = label_samples.to_microseconds(rows.column(join.event_time))
     times = times[times != NEVER]
     # One time of day on several days indicates daily totals, whose times are usually starts of
     # days.
@@ -368,7 +356,7 @@ def _find_unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[st
 
 def _leak_reason(join: Join | WindowJoin) -> str:
     if join.event_time is None:
-        times = listing(time_columns(join))
+        times = listing(label_samples.time_columns(join))
         return f"the group has no event time, and its {times} is later than the label's time"
     if join.created_time is not None:
         return "it uses rows that became known after the label's time"

@@ -19,14 +19,8 @@ import pyarrow.types as pat
 from featurestore.arrow.column_names import check_feature_names, suggest_renames
 from featurestore.arrow.text_values import is_typed_value
 from featurestore.errors import InvalidArgument, InvalidName, listing
+from featurestore.external import reading
 from featurestore.external.groups import create_scratch_directory
-from featurestore.external.reading import (
-    has_named_versions,
-    has_parts,
-    open_snapshot,
-    read_batches,
-    stage_partitions,
-)
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import ExternalRows
@@ -94,7 +88,7 @@ def read_source(
         version_or_time=at,
         columns=columns,
         options=strings,
-        has_names=isinstance(at, str) and has_named_versions(session, spec),
+        has_names=isinstance(at, str) and reading.has_named_versions(session, spec),
     )
     return SourceFrame(session, spec, query, source_schema(session, spec, query))
 
@@ -152,9 +146,9 @@ class SourceFrame(FeatureFrame):
         if self._reads is not None:
             # ``quarantine`` returns the rows of the last read only.
             self._reads[:] = [read]
-        if has_parts(self._session, self._spec):
+        if reading.has_parts(self._session, self._spec):
             return self._read_partitioned(read)
-        batches = read_batches(
+        batches = reading.read_batches(
             self._session, self._spec, self._query, self.schema, read, time=self._time
         )
         stream = pa.RecordBatchReader.from_batches(self.schema, batches)
@@ -164,7 +158,7 @@ class SourceFrame(FeatureFrame):
         """Read rows with the engine's tasks; their files remain until the session is closed."""
         directory = create_scratch_directory(self._session)
         weakref.finalize(self._session, remove_temporary, directory)
-        return stage_partitions(
+        return reading.stage_partitions(
             self._session,
             self._spec,
             self._query,
@@ -250,7 +244,7 @@ def source_schema(
     Raises:
         InvalidName: Columns have names that are not valid feature names.
     """
-    snapshot = open_snapshot(session, spec, query.at)
+    snapshot = reading.open_snapshot(session, spec, query.at)
     try:
         schema, description = read_schema(spec, snapshot, query)
     finally:

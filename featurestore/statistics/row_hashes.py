@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
+from featurestore.hashing import mixing
+from featurestore.hashing.mixing import GOLDEN
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, canonical_values, valid_mask
 from featurestore.statistics.counts import dictionary_codes
 from featurestore.statistics.values import Bools, Values, empty, is_float
@@ -28,7 +29,7 @@ _UPPER = np.uint64(0xFFFFFFFF << 32)
 # The number of string bytes that are included in the upper half of the hash.
 _PREFIX_BYTES = 32
 _NAN = np.float64(np.nan)
-_NULL = np.uint64(tag(255))
+_NULL = np.uint64(mixing.tag(255))
 _FACTOR = np.uint64(GOLDEN)
 # The upper bits are folded into the lower bits after this many words, because integers stored as
 # floats differ only in the upper bits.
@@ -49,7 +50,7 @@ def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: 
     """
     words = list(_row_words(rows, measured))
     state = empty(rows.num_rows, np.uint64)
-    state[:] = mix(seed + GOLDEN)
+    state[:] = mixing.mix(seed + GOLDEN)
     all_scratch = empty(min(len(state), _BLOCK), np.uint64)
     for start in range(0, len(state), _BLOCK):
         block = state[start : start + _BLOCK]
@@ -60,7 +61,7 @@ def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: 
                 block ^= scratch
             block += row_words.for_rows(slice(start, start + _BLOCK), scratch)
             block *= _FACTOR
-    mix_all(state)
+    mixing.mix_all(state)
     state &= _UPPER
     return state
 
@@ -122,10 +123,10 @@ def _string_words(column: pa.Array) -> Hashes:
     hashed_bytes = min(int(lengths.max(initial=0)), _PREFIX_BYTES)
     for offset in range(0, hashed_bytes, _WORD_BYTES):
         skipped = np.minimum(lengths, offset)
-        position_words = words_at(values.data, values.starts + skipped, lengths - skipped)
+        position_words = mixing.words_at(values.data, values.starts + skipped, lengths - skipped)
         # A different odd factor for each position distinguishes swapped words; odd factors lose no
         # bits modulo 2**64.
-        position_words *= np.uint64(mix(offset) | 1)
+        position_words *= np.uint64(mixing.mix(offset) | 1)
         text_words += position_words
     # Dictionary codes of nulls refer to this additional word.
     words[-1] = _NULL
@@ -178,11 +179,11 @@ def _zero_words(rows: int) -> Hashes:
 
 def add_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
     """Add the lower halves to row hashes; all bytes of strings are included."""
-    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
+    state = np.full(rows.num_rows, mixing.mix(seed + GOLDEN), dtype=np.uint64)
     for number, column in enumerate(rows.columns):
         # A factor for each column distinguishes rows with swapped values.
-        _add_column(state, column, mix((number + 1) * GOLDEN) | 1)
-    mix_all(state)
+        _add_column(state, column, mixing.mix((number + 1) * GOLDEN) | 1)
+    mixing.mix_all(state)
     state >>= _HALF
     state |= upper
     return state
@@ -199,7 +200,7 @@ def _add_column(state: Hashes, column: Any, factor: int) -> None:
     """Add the values of a column, multiplied by an odd factor, to the hash state."""
     values = canonical_values(column)
     if isinstance(values, ByteValues):
-        byte_hashes = byte_sums(values.data, values.starts, values.lengths)
+        byte_hashes = mixing.byte_sums(values.data, values.starts, values.lengths)
         words, is_float = [byte_hashes, values.lengths.view(np.uint64)], False
     elif isinstance(values, WordValues):
         words = list(values.words)
@@ -209,7 +210,7 @@ def _add_column(state: Hashes, column: Any, factor: int) -> None:
     valid = values.valid
     scratch = np.empty((2, min(len(state), _BLOCK)), dtype=np.uint64)
     for number, column_words in enumerate(words):
-        multiplier = np.uint64(mix(factor + number) | 1)
+        multiplier = np.uint64(mixing.mix(factor + number) | 1)
         for start in range(0, len(state), _BLOCK):
             rows = slice(start, start + _BLOCK)
             block = column_words[rows]

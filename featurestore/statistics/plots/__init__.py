@@ -21,16 +21,9 @@ from featurestore.model.drift import DriftReport, FeatureDrift
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.model.statistics_text import format_source_name
 from featurestore.statistics.clusters import Clusters
+from featurestore.statistics.plots import heatmap
 from featurestore.statistics.plots.axes import figure_title, font_size, shorten_name
-from featurestore.statistics.plots.heatmap import (
-    MAX_UNLISTED,
-    cell_inches,
-    draw_heatmap,
-    list_pairs,
-    select_correlations,
-    select_matrix,
-    similar_order,
-)
+from featurestore.statistics.plots.heatmap import MAX_UNLISTED
 from featurestore.statistics.plots.panels import FIRST, SECOND, columns_to_draw, draw_distribution
 
 if TYPE_CHECKING:
@@ -132,14 +125,14 @@ def correlations(
     tables = [statistics]
     if other is not None:
         tables.append(other)
-    tables_correlations = [select_correlations(table, method) for table in tables]
+    tables_correlations = [heatmap.select_correlations(table, method) for table in tables]
     names = [
         name for name in tables_correlations[0].columns if name in tables_correlations[-1].columns
     ]
-    matrices = [select_matrix(correlation, names) for correlation in tables_correlations]
-    order = similar_order(matrices[0])
+    matrices = [heatmap.select_matrix(correlation, names) for correlation in tables_correlations]
+    order = heatmap.similar_order(matrices[0])
     labels = [shorten_name(names[index]) for index in order]
-    side = min(max(cell_inches(len(names)) * len(names) + 1.6, 4.0), 22.0)
+    side = min(max(heatmap.cell_inches(len(names)) * len(names) + 1.6, 4.0), 22.0)
     widths = [side + 0.9] * len(tables)
     ratios = [side] * len(tables)
     lists_pairs = len(names) > MAX_UNLISTED and other is None
@@ -151,13 +144,13 @@ def correlations(
         for axis, matrix, table, tables_correlation in zip(
             axes, matrices, tables, tables_correlations, strict=False
         ):
-            draw_heatmap(axis, matrix[np.ix_(order, order)], labels, cmap=cmap, annot=annot)
+            heatmap.draw_heatmap(axis, matrix[np.ix_(order, order)], labels, cmap=cmap, annot=annot)
             subject = f"{method.capitalize()} correlation"
             if tables_correlation.sampled:
                 subject += f" (sample of {table.sample_rows:,} rows)"
             axis.set_title(figure_title(table, subject))
         if lists_pairs:
-            list_pairs(axes[-1], tables_correlations[0])
+            heatmap.list_pairs(axes[-1], tables_correlations[0])
     return figure
 
 

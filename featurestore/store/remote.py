@@ -26,6 +26,7 @@ from featurestore.plugins.remote import open_client
 from featurestore.retrieval import check_dataframe_type, convert
 from featurestore.storage import storage_for
 from featurestore.storage.shards import write_verified
+from featurestore.store import remote_handles
 from featurestore.store.connected import StoreBase
 from featurestore.store.facade import FeatureStore
 from featurestore.store.remote_calls import (
@@ -33,16 +34,7 @@ from featurestore.store.remote_calls import (
     RemoteFeatureViewCalls,
     RemoteWriteCalls,
 )
-from featurestore.store.remote_handles import (
-    Recipe,
-    RemoteFeatureGroup,
-    RemoteFrame,
-    client_of,
-    parse_record,
-    remote_session,
-    times_to_strings,
-    unsupported_error,
-)
+from featurestore.store.remote_handles import Recipe, RemoteFeatureGroup, RemoteFrame
 from featurestore.training import TrainingDataset
 from featurestore.training.download import download
 from featurestore.training.metadata import DatasetMetadata
@@ -127,9 +119,13 @@ class RemoteTrainingDataset(DatasetMetadata):
         if recompute:
             self._refuse("verify(recompute=True)", "verify()")
         report = self.client.post(f"{self._address}/verify")
-        problems = tuple(parse_record(DatasetProblem, problem) for problem in report["problems"])
+        problems = tuple(
+            remote_handles.parse_record(DatasetProblem, problem) for problem in report["problems"]
+        )
         notes = tuple(report["notes"])
-        return parse_record(VerifyReport, {**report, "problems": problems, "notes": notes})
+        return remote_handles.parse_record(
+            VerifyReport, {**report, "problems": problems, "notes": notes}
+        )
 
     @property
     def transformations(self) -> Transformations | None:
@@ -163,14 +159,16 @@ class RemoteTrainingDataset(DatasetMetadata):
             return lambda *_, **__: self._refuse(f"{name}()", _REFUSED[name])
 
     def _refuse(self, feature: str, instead: str) -> NoReturn:
-        raise unsupported_error(self.client.address, feature, hint=f"dataset.{instead}")
+        raise remote_handles.unsupported_error(
+            self.client.address, feature, hint=f"dataset.{instead}"
+        )
 
 
 class RemoteTrainingDatasetCalls(StoreBase):
     """Methods for training datasets in a served store."""
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
-        client = client_of(self._session)
+        client = remote_handles.client_of(self._session)
         check_name(name, noun="training dataset")
         if version is None:
             version = int(client.get(f"{_FOLDER}/{name}")["version"])
@@ -188,13 +186,17 @@ class RemoteTrainingDatasetCalls(StoreBase):
         end = None if limit is None else offset + limit
         datasets: list[TrainingDataset] = [
             self.get_training_dataset(line["name"], version=line["version"])
-            for line in client_of(self._session).items(_FOLDER)[offset:end]
+            for line in remote_handles.client_of(self._session).items(_FOLDER)[offset:end]
         ]
         return Listing(datasets)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
         try:
-            return int(client_of(self._session).get(f"{_FOLDER}/{check_name(name)}")["version"])
+            return int(
+                remote_handles.client_of(self._session).get(f"{_FOLDER}/{check_name(name)}")[
+                    "version"
+                ]
+            )
         except TrainingDatasetNotFound:
             return 0
 
@@ -213,7 +215,7 @@ class RemoteFeatureStore(
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self._client = open_client(address.rstrip("/"), token=token)
-        super().__init__(remote_session(self._client))
+        super().__init__(remote_handles.remote_session(self._client))
         self._client.get("/store")  # an invalid token is refused now instead of at the first call
 
     # -- groups -----------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ class RemoteFeatureStore(
 
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
         page = self._client.get("/matches", q=text, limit=limit)
-        return [parse_record(Match, match) for match in page["items"]]
+        return [remote_handles.parse_record(Match, match) for match in page["items"]]
 
     # -- features ---------------------------------------------------------------------------------
 
@@ -300,11 +302,11 @@ class RemoteFeatureStore(
         read: JsonDict = {
             "kind": "features",
             "features": _references_to_json(request.features),
-            "label_time": times_to_strings(request.label_time, "label_time"),
+            "label_time": remote_handles.times_to_strings(request.label_time, "label_time"),
             "versions": None if request.versions is None else dict(request.versions),
             "join_key": _to_json(request.join_key),
             "join": request.join,
-            "as_of": times_to_strings(request.as_of, "as_of"),
+            "as_of": remote_handles.times_to_strings(request.as_of, "as_of"),
             "include_keys": request.include_keys,
             "created_time_filter": request.created_time_filter,
         }
@@ -320,16 +322,18 @@ class RemoteFeatureStore(
     def _refuse_verified(self, verify: str | None) -> None:
         if verify is not None:
             hint = "store.verify_featuregroup(name) checks the files on the server"
-            raise unsupported_error(self.location, f"verify={verify!r}", hint=hint)
+            raise remote_handles.unsupported_error(self.location, f"verify={verify!r}", hint=hint)
 
     def scheduler(self, options: Options | None = None) -> NoReturn:
-        raise unsupported_error(self.location, "A scheduler")
+        raise remote_handles.unsupported_error(self.location, "A scheduler")
 
     def transform(
         self, frame: object, dataset: TrainingDataset | Transformations | str
     ) -> NoReturn:
         hint = "store.get_training_dataset(name).transformations.apply(batch), here"
-        raise unsupported_error(self.location, "A lazily transformed frame", hint=hint)
+        raise remote_handles.unsupported_error(
+            self.location, "A lazily transformed frame", hint=hint
+        )
 
     def _group(self, name: str, version: int) -> FeatureGroup:
         return RemoteFeatureGroup(self._session, self._client, name, version)

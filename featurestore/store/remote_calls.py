@@ -41,19 +41,10 @@ from featurestore.model.names import (
 from featurestore.model.times import format_duration
 from featurestore.plugins.remote import METADATA, Client
 from featurestore.retrieval.resolve import is_whole_number
+from featurestore.serving import vectors as serving_vectors
 from featurestore.serving.layout import ValueStatus
 from featurestore.serving.server import VectorServer
-from featurestore.serving.vectors import (
-    MAX_ENTITIES,
-    Entities,
-    FeatureVector,
-    Form,
-    check_dataset,
-    check_entity,
-    check_form,
-    convert_batch,
-    entity_rows,
-)
+from featurestore.serving.vectors import MAX_ENTITIES, Entities, FeatureVector, Form
 from featurestore.store.connected import StoreBase
 from featurestore.store.erasure import ErasureCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
@@ -187,7 +178,7 @@ class RemoteFeatureView(FeatureView):
         if log_vectors is not None:
             raise unsupported_error(client.address, "server(log_vectors=)", hint="view.server()")
         if dataset is not None:
-            check_dataset(dataset.manifest, self.name, self.version)
+            serving_vectors.check_dataset(dataset.manifest, self.name, self.version)
             reference = format_group_reference(dataset.name, dataset.version)
         vectors = RemoteVectors(client, self._spec, online=online, dataset=reference)
         return VectorServer(self._spec, vectors)
@@ -238,15 +229,15 @@ class RemoteVectors:
         raise unsupported_error(self._client.address, "parse_json()", hint="server.get_vectors()")
 
     def get_vectors(self, entities: Entities, form: Form) -> Any:
-        check_form(form)
-        rows = entity_rows(entities)
+        serving_vectors.check_form(form)
+        rows = serving_vectors.entity_rows(entities)
         if len(rows) > MAX_ENTITIES:
             raise InvalidArgument(
                 f"{len(rows):,} entities are more than the {MAX_ENTITIES:,} of one request.",
                 hint=f"get_vectors(entities[:{MAX_ENTITIES}])",
             )
         for row in rows:
-            check_entity(row, self._columns)
+            serving_vectors.check_entity(row, self._columns)
         request = {
             "entities": [_entity_to_json(dict(row)) for row in rows],
             "version": self._spec.version,
@@ -258,7 +249,9 @@ class RemoteVectors:
         table = table.replace_schema_metadata(None)
         if form != "dict":
             columns = [column.combine_chunks() for column in table.columns]
-            return convert_batch(pa.RecordBatch.from_arrays(columns, schema=table.schema), form)
+            return serving_vectors.convert_batch(
+                pa.RecordBatch.from_arrays(columns, schema=table.schema), form
+            )
         groups = [(name, version) for name, version in origin["groups"]]
         statuses = [
             [None if status is None else ValueStatus(status) for status in row]

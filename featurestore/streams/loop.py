@@ -27,15 +27,9 @@ from featurestore.registry import featuregroups
 from featurestore.registry import jobs as registered_jobs
 from featurestore.session import Session
 from featurestore.storage.failures import warn_after_publication
+from featurestore.streams import opening
 from featurestore.streams.micro_batches import Committed, RecordDecoder, commit_micro_batch
-from featurestore.streams.opening import (
-    Position,
-    check_topic_identity,
-    find_quarantined_ends,
-    make_decoder,
-    open_streams,
-    positions,
-)
+from featurestore.streams.opening import Position
 
 _log = logging.getLogger("featurestore.jobs")
 # Maximum number of consecutive times that other processes may overtake a run.
@@ -128,9 +122,9 @@ def consume(
         ValidationFailed: Rows of a strict job violate its expectations.
     """
     stream = work.stream
-    stream_source = open_streams(session, stream)
+    stream_source = opening.open_streams(session, stream)
     decoding = RecordDecoder(
-        make_decoder(stream_source, work), stream_source.decoded_schema(stream)
+        opening.make_decoder(stream_source, work), stream_source.decoded_schema(stream)
     )
     source = stream_source.stream()
     try:
@@ -169,8 +163,8 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
         last_identity = registered_jobs.topic_id(connection, run.job)
     for _ in range(_MAX_OVERTAKEN):
         state = read_snapshot(group.path)
-        check_topic_identity(state, run.work.stream, topic, last_identity)
-        partition_positions = positions(state, run.work.stream, topic)
+        opening.check_topic_identity(state, run.work.stream, topic, last_identity)
+        partition_positions = opening.positions(state, run.work.stream, topic)
         _record_progress(
             run, topic, {number: position.start for number, position in partition_positions.items()}
         )
@@ -215,7 +209,7 @@ def _read(
     # Another runner may have committed records beyond the end offsets that this run has read.
     next_offsets = {number: max(ends[number], offset) for number, offset in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
-    quarantined = find_quarantined_ends(path, run.work.stream, partition_positions)
+    quarantined = opening.find_quarantined_ends(path, run.work.stream, partition_positions)
     # The quarantine already contains the bad records of this micro-batch. Exactly its records are
     # committed again, so that the quarantine recognizes them by its offsets.
     if quarantined:

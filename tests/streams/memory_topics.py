@@ -82,7 +82,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch, store: FeatureStore, spec: JobSpec, topics: MemoryTopics
 ) -> Progress:
     """Read the topic into the group of a job."""
-    monkeypatch.setattr(loop, "open_streams", lambda session, stream: topics)
+    monkeypatch.setattr(loop.opening, "open_streams", lambda session, stream: topics)
     work = spec.work
     assert isinstance(work, StreamWork)
     declared = StreamTarget(find_target(store.session, work), declaration(work))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
 from featurestore.model.runtime import check_time
+from featurestore.usersql import typed_values
 from featurestore.usersql.spark_clauses import CallWriter
 from featurestore.usersql.spark_functions import OPERATOR_WRITERS, family_is_nested, ordered_hint
 from featurestore.usersql.spark_scopes import Scope
@@ -22,12 +23,6 @@ from featurestore.usersql.typed_values import (
     DuckDBOnly,
     DuckDBTypes,
     TypedValue,
-    convert,
-    literal,
-    narrow,
-    string_literal,
-    type_name,
-    with_flags,
 )
 
 if TYPE_CHECKING:
@@ -156,7 +151,9 @@ class ExpressionWriter(CallWriter):
     def write_condition(self, node: exp.Expr) -> TypedValue:
         """Return an expression as a boolean."""
         value = self.write(node)
-        return with_flags(TypedValue(convert(value, "BOOLEAN", self._types), "BOOLEAN"), [value])
+        return typed_values.with_flags(
+            TypedValue(typed_values.convert(value, "BOOLEAN", self._types), "BOOLEAN"), [value]
+        )
 
     # -- names and constants ----------------------------------------------------------------
 
@@ -188,7 +185,9 @@ class ExpressionWriter(CallWriter):
         from sqlglot import exp
 
         if value.family != "struct":
-            raise InvalidSql(f"{name!r} is a field of {type_name(value.type)}, not of a struct.")
+            raise InvalidSql(
+                f"{name!r} is a field of {typed_values.type_name(value.type)}, not of a struct."
+            )
         dtype = self._types.type_of(
             f"struct_extract({value.stand_in}, {exp.Literal.string(name).sql(dialect=DIALECT)})"
         )
@@ -198,7 +197,7 @@ class ExpressionWriter(CallWriter):
         sql = node.sql(dialect=DIALECT)
         dtype = self._types.type_of(sql)
         constant = TypedValue("", dtype, constant=sql)
-        return constant.with_sql(literal(constant, dtype, self._types))
+        return constant.with_sql(typed_values.literal(constant, dtype, self._types))
 
     def _write_boolean(self, node: exp.Expr) -> TypedValue:
         word = "TRUE" if node.this else "FALSE"
@@ -214,12 +213,12 @@ class ExpressionWriter(CallWriter):
         if operand.constant is not None:
             sql = f"-{operand.constant}"
             constant = TypedValue("", self._types.type_of(sql), constant=sql)
-            return constant.with_sql(literal(constant, constant.type, self._types))
+            return constant.with_sql(typed_values.literal(constant, constant.type, self._types))
         dtype = self._types.type_of(f"-({operand.stand_in})")
         sql = f"(-{operand.sql})"
         if dtype.startswith("U"):
-            sql = narrow(f"(-CAST({operand.sql} AS DECIMAL(38,0)))", dtype)
-        return with_flags(TypedValue(sql, dtype), [operand])
+            sql = typed_values.narrow(f"(-CAST({operand.sql} AS DECIMAL(38,0)))", dtype)
+        return typed_values.with_flags(TypedValue(sql, dtype), [operand])
 
     # -- conditions -------------------------------------------------------------------------
 
@@ -232,7 +231,7 @@ class ExpressionWriter(CallWriter):
         operands.append(self.write_condition(node))
         word = f" {node_type.__name__.upper()} "
         sql = word.join(operand.sql for operand in reversed(operands))
-        return with_flags(TypedValue(f"({sql})", "BOOLEAN"), operands)
+        return typed_values.with_flags(TypedValue(f"({sql})", "BOOLEAN"), operands)
 
     def _write_not(self, node: exp.Expr) -> TypedValue:
         operand = self.write_condition(node.this)
@@ -247,11 +246,15 @@ class ExpressionWriter(CallWriter):
             operand, word = self.write_condition(node.this), str(node.expression.this).upper()
         else:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
-        return with_flags(TypedValue(f"({operand.sql} IS {word})", "BOOLEAN"), [operand])
+        return typed_values.with_flags(
+            TypedValue(f"({operand.sql} IS {word})", "BOOLEAN"), [operand]
+        )
 
     def _compare(self, sign: str, operands: Sequence[TypedValue]) -> TypedValue:
         first, second = self._to_comparable(operands, is_ordered=sign not in _UNORDERED)
-        return with_flags(TypedValue(f"({first} {sign} {second})", "BOOLEAN"), operands)
+        return typed_values.with_flags(
+            TypedValue(f"({first} {sign} {second})", "BOOLEAN"), operands
+        )
 
     def _to_comparable(self, values: Sequence[TypedValue], *, is_ordered: bool) -> list[str]:
         """Return values in the type in which DuckDB compares them."""
@@ -259,13 +262,13 @@ class ExpressionWriter(CallWriter):
         typed = [value for value in values if value.family != "string" or value.constant is None]
         families = {value.family for value in typed} - {"null"}
         if "string" in families and len(families) > 1:
-            names = " with ".join(type_name(value.type) for value in values)
+            names = " with ".join(typed_values.type_name(value.type) for value in values)
             raise DuckDBOnly(f"the comparison of {names}", "cast(n as varchar) = s")
         common = self._types.common_type([*typed] if families else [*values])
         if is_ordered and family_is_nested(values):
             texts = [ordered_hint(value, number) for number, value in enumerate(values)]
-            raise DifferentForm(f"the order of {type_name(common)}", " < ".join(texts))
-        return [convert(value, common, self._types) for value in values]
+            raise DifferentForm(f"the order of {typed_values.type_name(common)}", " < ".join(texts))
+        return [typed_values.convert(value, common, self._types) for value in values]
 
     def _write_in(self, node: exp.Expr) -> TypedValue:
         query = node.args.get("query")
@@ -275,7 +278,9 @@ class ExpressionWriter(CallWriter):
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         values = [self.write(node.this), *map(self.write, node.expressions)]
         value, *choices = self._to_comparable(values, is_ordered=False)
-        return with_flags(TypedValue(f"({value} IN ({', '.join(choices)}))", "BOOLEAN"), values)
+        return typed_values.with_flags(
+            TypedValue(f"({value} IN ({', '.join(choices)}))", "BOOLEAN"), values
+        )
 
     def _write_in_query(self, node: exp.Expr, query: exp.Expr) -> TypedValue:
         value = self.write(node.this)
@@ -284,7 +289,7 @@ class ExpressionWriter(CallWriter):
             raise InvalidSql(f"a subquery with {len(columns)} columns is not a list of values.")
         first, second = self._to_comparable([value, columns[0][1]], is_ordered=False)
         text = f"({first} IN (SELECT {second} FROM ({sql})))"
-        return with_flags(TypedValue(text, "BOOLEAN"), [value])
+        return typed_values.with_flags(TypedValue(text, "BOOLEAN"), [value])
 
     def _write_exists(self, node: exp.Expr) -> TypedValue:
         sql, _ = self._write_query(node.this.unnest(), self.scope)
@@ -305,16 +310,18 @@ class ExpressionWriter(CallWriter):
             self.write(node.args["high"]),
         ]
         value, low, high = self._to_comparable(values, is_ordered=True)
-        return with_flags(TypedValue(f"({value} BETWEEN {low} AND {high})", "BOOLEAN"), values)
+        return typed_values.with_flags(
+            TypedValue(f"({value} BETWEEN {low} AND {high})", "BOOLEAN"), values
+        )
 
     def _write_like(self, node: exp.Expr) -> TypedValue:
         values = [self.write(node.this), self.write(node.expression)]
-        text, pattern = [convert(value, "VARCHAR", self._types) for value in values]
+        text, pattern = [typed_values.convert(value, "VARCHAR", self._types) for value in values]
         # A backslash in a pattern escapes the next character on Spark only.
-        backslash = string_literal("\\")
-        escaped = f"replace({pattern}, {backslash}, {string_literal(chr(92) * 2)})"
+        backslash = typed_values.string_literal("\\")
+        escaped = f"replace({pattern}, {backslash}, {typed_values.string_literal(chr(92) * 2)})"
         word = "NOT LIKE" if node.args.get("negate") else "LIKE"
-        return with_flags(TypedValue(f"({text} {word} {escaped})", "BOOLEAN"), values)
+        return typed_values.with_flags(TypedValue(f"({text} {word} {escaped})", "BOOLEAN"), values)
 
     def _write_case(self, node: exp.Expr) -> TypedValue:
         conditions, results = [], []
@@ -343,10 +350,10 @@ class ExpressionWriter(CallWriter):
         dtype = self._types.type_of(f"CASE {' '.join(branches)}{default} END")
         sql = "CASE"
         for condition, result in zip(conditions, results, strict=False):
-            sql += f" WHEN {condition.sql} THEN {convert(result, dtype, self._types)}"
+            sql += f" WHEN {condition.sql} THEN {typed_values.convert(result, dtype, self._types)}"
         for result in results[len(conditions) :]:
-            sql += f" ELSE {convert(result, dtype, self._types)}"
-        return with_flags(TypedValue(f"{sql} END", dtype), [*conditions, *results])
+            sql += f" ELSE {typed_values.convert(result, dtype, self._types)}"
+        return typed_values.with_flags(TypedValue(f"{sql} END", dtype), [*conditions, *results])
 
     # -- operators and functions --------------------------------------------------------------
 
@@ -364,13 +371,15 @@ class ExpressionWriter(CallWriter):
         if "date" in families or "timestamp" in families:
             template = _DATE_FORMS.get(families)
             if template is None:
-                names = f"{type_name(values[0].type)} {operator} {type_name(values[1].type)}"
+                names = f"{typed_values.type_name(values[0].type)} {operator} {typed_values.type_name(values[1].type)}"
                 raise DuckDBOnly(names, "epoch_us(a) - epoch_us(b), or t + interval 1 day")
-            return with_flags(TypedValue(template.format(*(v.sql for v in values)), dtype), values)
+            return typed_values.with_flags(
+                TypedValue(template.format(*(v.sql for v in values)), dtype), values
+            )
         if dtype == NULL:
             return TypedValue("NULL", NULL)
         sql = OPERATOR_WRITERS[operator](values[0], values[1], dtype, self._types)
-        return with_flags(TypedValue(sql, dtype), values)
+        return typed_values.with_flags(TypedValue(sql, dtype), values)
 
     def _shift_time(self, operator: str, time: TypedValue, interval: exp.Expr) -> TypedValue:
         """Return a date or time plus or minus a constant interval; a date becomes a timestamp."""
@@ -384,14 +393,18 @@ class ExpressionWriter(CallWriter):
         number = int(amount) if operator == "+" else -int(amount)
         dtype = self._types.type_of(f"({time.stand_in}) + INTERVAL '{number}' {name}")
         if time.family not in ("date", "timestamp"):
-            raise DuckDBOnly(f"{type_name(time.type)} {operator} interval")
-        timestamp = convert(time, "TIMESTAMP", self._types) if time.family == "date" else time.sql
+            raise DuckDBOnly(f"{typed_values.type_name(time.type)} {operator} interval")
+        timestamp = (
+            typed_values.convert(time, "TIMESTAMP", self._types)
+            if time.family == "date"
+            else time.sql
+        )
         if name in _MONTHS:
             sql = f"({timestamp} + make_ym_interval(0, {number * _MONTHS[name]}))"
         else:
             micros = number * _MICROSECONDS[name]
             sql = f"timestamp_micros(unix_micros({timestamp}) + {micros}L)"
-        return with_flags(TypedValue(sql, dtype), [time])
+        return typed_values.with_flags(TypedValue(sql, dtype), [time])
 
     def _write_cast(self, node: exp.Expr) -> TypedValue:
         from sqlglot import exp
@@ -401,6 +414,6 @@ class ExpressionWriter(CallWriter):
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         operand = self.write(node.this)
         dtype = self._types.type_of(f"CAST(NULL AS {target})")
-        sql = convert(operand, dtype, self._types)
+        sql = typed_values.convert(operand, dtype, self._types)
         constant = None if operand.constant is None else f"CAST({operand.constant} AS {target})"
-        return with_flags(TypedValue(sql, dtype, constant=constant), [operand])
+        return typed_values.with_flags(TypedValue(sql, dtype, constant=constant), [operand])

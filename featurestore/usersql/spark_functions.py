@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from featurestore.usersql import typed_values
 from featurestore.usersql.functions import ALIASES, FUNCTIONS, UNITS
 from featurestore.usersql.typed_values import (
     CONVERSIONS,
@@ -23,12 +24,6 @@ from featurestore.usersql.typed_values import (
     DuckDBTypes,
     Family,
     TypedValue,
-    convert,
-    digits_of,
-    family_of,
-    narrow,
-    spark_type,
-    type_name,
 )
 
 _NUMBERS: tuple[Family, ...] = ("integer", "decimal", "float", "double")
@@ -171,7 +166,7 @@ def write_function(
     families = tuple(argument.family for argument in arguments)
     template = find_form(name, families)
     if template is None:
-        types = ", ".join(type_name(argument.type) for argument in arguments)
+        types = ", ".join(typed_values.type_name(argument.type) for argument in arguments)
         if name in ("min", "max") and family_is_nested(arguments):
             raise DifferentForm(f"{name}({types})", f"{name}({ordered_hint(arguments[0])})")
         accepted = ", ".join(f"{name}({', '.join(form)})" for form in FORMS[name])
@@ -207,7 +202,7 @@ def write_exact_mean(argument: TypedValue, distinct: str, over: str) -> str:
 
     Spark's own mean of integers adds doubles, and its mean of decimals is a decimal.
     """
-    scale = digits_of(argument.type)[1] if argument.family == "decimal" else 0
+    scale = typed_values.digits_of(argument.type)[1] if argument.family == "decimal" else 0
     template = FORMS["sum"][(argument.family,)]
     total_type = f"DECIMAL(38,{scale})"
     total = template.format(argument.sql, distinct=distinct, over=over, type=total_type)
@@ -220,12 +215,14 @@ def write_choice(name: str, values: Sequence[TypedValue], result: str, types: Du
     common = types.common_type(list(values))
     if family_is_nested(values) and name in ("greatest", "least"):
         texts = [ordered_hint(value, number) for number, value in enumerate(values)]
-        raise DifferentForm(f"{name}({type_name(common)})", f"{name}({', '.join(texts)})")
-    converted = [convert(value, common, types) for value in values]
+        raise DifferentForm(
+            f"{name}({typed_values.type_name(common)})", f"{name}({', '.join(texts)})"
+        )
+    converted = [typed_values.convert(value, common, types) for value in values]
     if name != "nullif":
         return f"{name}({', '.join(converted)})"
     # The result has the type of the first argument.
-    first = convert(values[0], result, types)
+    first = typed_values.convert(values[0], result, types)
     return f"if({' = '.join(converted)}, NULL, {first})"
 
 
@@ -247,8 +244,8 @@ def write_truncation(unit: TypedValue, time: TypedValue, result: str, types: Duc
     """Return the truncation of a date or time to a constant unit."""
     name = "" if unit.constant is None else str(types.text_of(unit.constant)).lower()
     if time.family not in ("date", "timestamp", "null"):
-        raise DuckDBOnly(f"date_trunc of {type_name(time.type)}")
-    timestamp = convert(time, result, types)
+        raise DuckDBOnly(f"date_trunc of {typed_values.type_name(time.type)}")
+    timestamp = typed_values.convert(time, result, types)
     if name in (*UNITS, *_FINE_UNITS):
         return f"date_trunc('{name}', {timestamp})"
     if name in _YEARS:
@@ -266,10 +263,13 @@ def _write_exact(
     sign: str, first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes
 ) -> str:
     """Return an operation whose operands have the type of the result."""
-    first_sql, second_sql = convert(first, result, types), convert(second, result, types)
-    family = family_of(result)
+    first_sql, second_sql = (
+        typed_values.convert(first, result, types),
+        typed_values.convert(second, result, types),
+    )
+    family = typed_values.family_of(result)
     if family == "decimal":
-        precision, scale = digits_of(result)
+        precision, scale = typed_values.digits_of(result)
         if precision == 38 and scale > 6:
             # Spark would round a result with more digits.
             narrower = f"DECIMAL(37,{scale})"
@@ -288,13 +288,15 @@ def write_integers(sign: str, first_sql: str, second_sql: str, result: str) -> s
     if result in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT"):
         return f"({first_sql} {sign} {second_sql})"
     if result in ("UBIGINT", "HUGEINT"):
-        return narrow(f"({first_sql} {sign} {second_sql})", result)
-    return narrow(f"(CAST({first_sql} AS BIGINT) {sign} CAST({second_sql} AS BIGINT))", result)
+        return typed_values.narrow(f"({first_sql} {sign} {second_sql})", result)
+    return typed_values.narrow(
+        f"(CAST({first_sql} AS BIGINT) {sign} CAST({second_sql} AS BIGINT))", result
+    )
 
 
 def write_product(first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes) -> str:
     """Return a product; the product of decimals has the digits of both."""
-    if family_of(result) != "decimal":
+    if typed_values.family_of(result) != "decimal":
         return _write_exact("*", first, second, result, types)
     factors = []
     for factor in (first, second):
@@ -303,14 +305,18 @@ def write_product(first: TypedValue, second: TypedValue, result: str, types: Duc
             decimal = f"DECIMAL({len(str(factor.constant).lstrip('-'))},0)"
         elif factor.family != "decimal":
             decimal = types.type_of(f"coalesce({factor.stand_in}, CAST(NULL AS DECIMAL(1,0)))")
-        factors.append((*digits_of(decimal), convert(factor, decimal, types)))
+        factors.append(
+            (*typed_values.digits_of(decimal), typed_values.convert(factor, decimal, types))
+        )
     # Spark rounds a product whose type has more than 38 digits, so the longer factor is shortened;
     # a value that does not fit is an error.
     (precision, scale, longer), (digits, _, shorter) = sorted(factors, reverse=True)
-    if precision + digits > 37 and digits_of(result)[1] > 6:
+    if precision + digits > 37 and typed_values.digits_of(result)[1] > 6:
         precision = 37 - digits
         if precision - scale < _WHOLE_DIGITS:
-            names = f"{type_name(first.type)} and {type_name(second.type)}"
+            names = (
+                f"{typed_values.type_name(first.type)} and {typed_values.type_name(second.type)}"
+            )
             raise DifferentForm(f"the product of {names}", "cast({0} as double) * {1}")
         longer = f"CAST({longer} AS DECIMAL({precision},{scale}))"
     return f"CAST({longer} * {shorter} AS {result})"
@@ -318,7 +324,10 @@ def write_product(first: TypedValue, second: TypedValue, result: str, types: Duc
 
 def write_quotient(first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes) -> str:
     """Return a quotient, which is a float32 or a double."""
-    first_sql, second_sql = convert(first, result, types), convert(second, result, types)
+    first_sql, second_sql = (
+        typed_values.convert(first, result, types),
+        typed_values.convert(second, result, types),
+    )
     if _is_positive(second) and result == "DOUBLE":
         return f"({first_sql} / {second_sql})"
     # DuckDB divides by zero as in IEEE 754: infinity with the signs of both, or NaN.
@@ -329,10 +338,13 @@ def write_quotient(first: TypedValue, second: TypedValue, result: str, types: Du
 
 def write_remainder(first: TypedValue, second: TypedValue, result: str, types: DuckDBTypes) -> str:
     """Return a remainder, which has the sign of the dividend."""
-    first_sql, second_sql = convert(first, result, types), convert(second, result, types)
-    if family_of(result) in ("float", "double"):
+    first_sql, second_sql = (
+        typed_values.convert(first, result, types),
+        typed_values.convert(second, result, types),
+    )
+    if typed_values.family_of(result) in ("float", "double"):
         return f"if({second_sql} = 0, {first_sql} * CAST('NaN' AS {result}), try_mod({first_sql}, {second_sql}))"
-    return f"CAST({first_sql} % {second_sql} AS {spark_type(result)})"
+    return f"CAST({first_sql} % {second_sql} AS {typed_values.spark_type(result)})"
 
 
 def write_concatenation(
@@ -340,8 +352,10 @@ def write_concatenation(
 ) -> str:
     """Return two values as one text."""
     if "binary" in (first.family, second.family):
-        raise DuckDBOnly(f"{type_name(first.type)} || {type_name(second.type)}")
-    return f"({convert(first, 'VARCHAR', types)} || {convert(second, 'VARCHAR', types)})"
+        raise DuckDBOnly(
+            f"{typed_values.type_name(first.type)} || {typed_values.type_name(second.type)}"
+        )
+    return f"({typed_values.convert(first, 'VARCHAR', types)} || {typed_values.convert(second, 'VARCHAR', types)})"
 
 
 OPERATOR_WRITERS: dict[str, OperatorWriter] = {

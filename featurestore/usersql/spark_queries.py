@@ -12,14 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
-from featurestore.usersql.spark_clauses import (
-    argument_of,
-    refuse_arguments,
-    write_groups,
-    write_items,
-    write_limit,
-    write_order,
-)
+from featurestore.usersql import spark_clauses
 from featurestore.usersql.spark_expressions import ExpressionWriter
 from featurestore.usersql.spark_scopes import (
     Columns,
@@ -127,7 +120,7 @@ class _QueryWriter:
         """
         from sqlglot import exp
 
-        clause = argument_of(node, "with")
+        clause = spark_clauses.argument_of(node, "with")
         definitions = ""
         if clause is not None:
             definitions, visible = self._write_definitions(clause, parent, visible)
@@ -169,7 +162,9 @@ class _QueryWriter:
         distinct = node.args.get("distinct")
         if distinct is not None and distinct.args.get("on") is not None:
             raise DuckDBOnly("distinct on", "qualify row_number() over (partition by a) = 1")
-        refuse_arguments(node, ("laterals", "pivots", "sample", "kind", "hint", "match", "into"))
+        spark_clauses.refuse_arguments(
+            node, ("laterals", "pivots", "sample", "kind", "hint", "match", "into")
+        )
         scope = Scope(parent=parent)
         star: list[tuple[str, str, TypedValue]] = []
         source_sql = self._write_from(node, scope, star, visible)
@@ -181,12 +176,12 @@ class _QueryWriter:
             lambda query, outer: self.write(query, outer, visible),
             windows,
         )
-        items = list(write_items(node.expressions, writer, star))
+        items = list(spark_clauses.write_items(node.expressions, writer, star))
         condition = node.args.get("where")
         clauses = ""
         if condition is not None:
             clauses = f" WHERE {writer.write_condition(condition.this).sql}"
-        clauses += write_groups(node, writer, items)
+        clauses += spark_clauses.write_groups(node, writer, items)
         having = node.args.get("having")
         if having is not None:
             clauses += f" HAVING {writer.write_condition(having.this).sql}"
@@ -208,19 +203,19 @@ class _QueryWriter:
         scope.aliases = {name.lower(): value for name, value in reversed(columns)}
         order = node.args.get("order")
         if order is not None:
-            sql += write_order(order, writer, columns)
+            sql += spark_clauses.write_order(order, writer, columns)
         if any(isinstance(item, exp.Star) for item in node.expressions) and not items:
             raise InvalidSql("the query has no columns.")
-        return sql + write_limit(node), columns
+        return sql + spark_clauses.write_limit(node), columns
 
     def _write_modifiers(self, node: exp.Expr, sql: str, columns: Columns) -> str:
         """Return a query with the ORDER BY and LIMIT of a node over its columns."""
-        order, limit = node.args.get("order"), write_limit(node)
+        order, limit = node.args.get("order"), spark_clauses.write_limit(node)
         if order is None and not limit:
             return sql
         scope = Scope(sources=[ScopeTable("", columns)])
         writer = ExpressionWriter(scope, self._types, self._parameters, _refuse_query, {})
-        terms = "" if order is None else write_order(order, writer, columns)
+        terms = "" if order is None else spark_clauses.write_order(order, writer, columns)
         return f"SELECT * FROM ({sql}){terms}{limit}"
 
     # -- FROM ---------------------------------------------------------------------------------
@@ -233,7 +228,7 @@ class _QueryWriter:
         visible: Mapping[str, tuple[str, Columns]],
     ) -> str:
         """Write the FROM clause; add its tables to a scope, and its columns to ``star``."""
-        clause = argument_of(node, "from")
+        clause = spark_clauses.argument_of(node, "from")
         if clause is None:
             return ""
         sql, source = self._write_source(clause.this, scope.parent, visible)
@@ -253,7 +248,9 @@ class _QueryWriter:
     ) -> tuple[str, ScopeTable]:
         from sqlglot import exp
 
-        refuse_arguments(node, ("joins", "laterals", "pivots", "sample", "version", "when"))
+        spark_clauses.refuse_arguments(
+            node, ("joins", "laterals", "pivots", "sample", "version", "when")
+        )
         alias = quote(f"t{next(self._numbers)}", dialect="spark")
         columns: Sequence[tuple[str, TypedValue]]
         if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
@@ -354,7 +351,7 @@ class _QueryWriter:
     def _write_set_operation(
         self, node: exp.Expr, parent: Scope | None, visible: Mapping[str, tuple[str, Columns]]
     ) -> tuple[str, Columns]:
-        refuse_arguments(node, ("by_name", "side", "kind", "on"))
+        spark_clauses.refuse_arguments(node, ("by_name", "side", "kind", "on"))
         queries = [self.write(side, parent, visible) for side in (node.this, node.expression)]
         (_, first), (_, second) = queries
         if len(first) != len(second):

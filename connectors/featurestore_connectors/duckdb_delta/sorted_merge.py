@@ -32,14 +32,8 @@ from featurestore.delta.log import FileState
 from featurestore.delta.scan import translate_read_errors
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.point_in_time import (
-    FeatureSide,
-    count_label_rows,
-    estimate_join_bytes,
-    feature_sides,
-    label_time_column,
-    signed_tie_hash,
-)
+from featurestore.retrieval import point_in_time as retrieval_point_in_time
+from featurestore.retrieval.point_in_time import FeatureSide
 from featurestore.storage import storage_for
 from featurestore_connectors.duckdb_delta import point_in_time, relations
 from featurestore_connectors.duckdb_delta.row_matching import (
@@ -82,7 +76,10 @@ _ROWS_AT_ONCE = 500_000
 
 def is_worthwhile(engine: DuckDBEngine, plan: FeaturePlan) -> bool:
     """Return whether a plan is a join of few rows by integer or string keys and times."""
-    label_rows, total_bytes = count_label_rows(plan), estimate_join_bytes(plan)
+    label_rows, total_bytes = (
+        retrieval_point_in_time.count_label_rows(plan),
+        retrieval_point_in_time.estimate_join_bytes(plan),
+    )
     if label_rows is None or total_bytes is None or label_rows > _MAX_LABELS or not plan.joins:
         return False
     max_bytes = engine.database.memory_limit * _MEMORY_FRACTION
@@ -91,7 +88,7 @@ def is_worthwhile(engine: DuckDBEngine, plan: FeaturePlan) -> bool:
     max_rows = max(_MAX_ROWS // int(engine.database.config["threads"]), _MIN_ROWS)
     return all(
         _has_few_rows(side, max_rows, max_bytes) and _has_supported_types(plan, side)
-        for side in feature_sides(plan)
+        for side in retrieval_point_in_time.feature_sides(plan)
     )
 
 
@@ -120,7 +117,7 @@ def _has_supported_types(plan: FeaturePlan, side: FeatureSide) -> bool:
         is_text = is_small and pat.is_string(label_type) and pat.is_string(row_type)
         if not is_text and not (_is_integer(label_type) and _is_integer(row_type)):
             return False
-    times = [labels.field(label_time_column(plan)).type]
+    times = [labels.field(retrieval_point_in_time.label_time_column(plan)).type]
     times += [schema.field(column).type for _, column in side.times]
     # The size of strings and lists is not known from their types.
     outputs = [schema.field(output.column).type for output in side.join.outputs]
@@ -167,7 +164,9 @@ class SortedMerge(ArrowSource):
             # DuckDB usually returns the rows in order, since they are in memory.
             if (np.diff(positions) < 0).any():
                 labels = labels.take(pa.array(np.argsort(positions)))
-        matches = [self._match(side, labels) for side in feature_sides(plan)]
+        matches = [
+            self._match(side, labels) for side in retrieval_point_in_time.feature_sides(plan)
+        ]
         for start in range(0, labels.num_rows, BATCH_ROWS):
             yield self._join(labels.slice(start, BATCH_ROWS), matches, start)
 
@@ -195,7 +194,7 @@ class SortedMerge(ArrowSource):
         rows = columns.read([*(column for _, column in side.join.on), *times])
         row_count = rows.num_rows
         keys = [(labels.column(label), rows.column(column)) for label, column in side.join.on]
-        label_time = labels.column(label_time_column(self._plan))
+        label_time = labels.column(retrieval_point_in_time.label_time_column(self._plan))
         is_label_valid = _all_valid([*(label for label, _ in keys), label_time])
         is_row_valid = _all_valid([*(row for _, row in keys), *map(rows.column, times)])
         label_times = _to_micros(label_time)
@@ -220,7 +219,7 @@ class SortedMerge(ArrowSource):
         """Return the tie hashes of rows, which cover all columns of the group."""
         names = side.spec.schema.names
         rows = self._open(side, names).read_rows(names, positions, row_count=row_count)
-        return signed_tie_hash(rows.columns)[rows.index_of(positions)]
+        return retrieval_point_in_time.signed_tie_hash(rows.columns)[rows.index_of(positions)]
 
     def _join(self, labels: pa.RecordBatch, matches: list[_Matches], start: int) -> pa.RecordBatch:
         """Return labels with the features of their matching rows."""

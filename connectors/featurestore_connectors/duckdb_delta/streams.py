@@ -19,15 +19,9 @@ from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_schema, type_width
 from featurestore.model.threads import capture_errors, cooperating_threads
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, unknown_columns_error
+from featurestore_connectors.duckdb_delta import session
 from featurestore_connectors.duckdb_delta.messages import translate_stream_error
-from featurestore_connectors.duckdb_delta.session import (
-    Database,
-    interrupt_on_signal,
-    query_of,
-    recall_exception,
-    relation_lock,
-    translate_errors,
-)
+from featurestore_connectors.duckdb_delta.session import Database
 
 if TYPE_CHECKING:
     import duckdb
@@ -78,7 +72,7 @@ def _batches(
     rows = min(batch_rows, _rows_that_fit(relation.schema))
     with database.cursor() as cursor:
         query = relation.query if isinstance(relation, LazyRelation) else None
-        native: duckdb.DuckDBPyRelation = cursor.sql(query or query_of(relation.native))
+        native: duckdb.DuckDBPyRelation = cursor.sql(query or session.query_of(relation.native))
         if limit is not None:
             # DuckDB stops reading as soon as it has enough rows.
             native = native.limit(limit)
@@ -96,16 +90,16 @@ def _read_batches(
     cursor: duckdb.DuckDBPyConnection, native: duckdb.DuckDBPyRelation, rows: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a result, and convert errors that Arrow reports as messages."""
-    with interrupt_on_signal(cursor):
+    with session.interrupt_on_signal(cursor):
         reader = native.to_arrow_reader(rows)
     while True:
         try:
-            with translate_errors(), interrupt_on_signal(cursor):
+            with session.translate_errors(), session.interrupt_on_signal(cursor):
                 batch = reader.read_next_batch()
         except StopIteration:
             return
         except (OSError, pa.ArrowException) as error:
-            python_error = recall_exception(str(error))
+            python_error = session.recall_exception(str(error))
             if python_error is not None:
                 raise python_error from None
             raise translate_stream_error(str(error)) from error
@@ -269,7 +263,7 @@ class LazyRelation(MappedRelation):
     @property  # type: ignore[misc]  # mypy knows no dataclass field with a setter
     def native(self) -> duckdb.DuckDBPyRelation:
         """The native relation; all calls return the same one."""
-        with relation_lock():
+        with session.relation_lock():
             native = self.__dict__["native"]
             if callable(native):
                 native = self.__dict__["native"] = native()

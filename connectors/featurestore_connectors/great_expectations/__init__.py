@@ -18,19 +18,10 @@ from featurestore.model.validation import (
     ValidationReport,
 )
 from featurestore.plugins.validator import CheckOutcome, Expectation, Measure
-from featurestore_connectors.great_expectations import aggregates
+from featurestore_connectors.great_expectations import aggregates, forms
 from featurestore_connectors.great_expectations.aggregates import to_frame
 from featurestore_connectors.great_expectations.conditions import row_condition
-from featurestore_connectors.great_expectations.forms import (
-    build_expectation,
-    convert_to_marker,
-    data_frame_batch,
-    import_library,
-    is_row_level,
-    needed_columns,
-    normalize_expectations,
-    suppress_output,
-)
+from featurestore_connectors.great_expectations.forms import is_row_level
 from featurestore_connectors.great_expectations.predicates import (
     evaluate,
     not_computed_error,
@@ -63,10 +54,10 @@ class GreatExpectationsValidator:
         return "great_expectations"
 
     def normalize(self, expectations: object) -> tuple[Expectation, ...]:
-        return normalize_expectations(expectations)
+        return forms.normalize_expectations(expectations)
 
     def columns(self, expectation: Expectation) -> tuple[str, ...]:
-        return needed_columns(expectation)
+        return forms.needed_columns(expectation)
 
     def is_row_level(self, expectation: Expectation) -> bool:
         return is_row_level(expectation)
@@ -117,9 +108,9 @@ class GreatExpectationsValidator:
         tests = {}
         for index, expectation in enumerate(expectations):
             is_marker = expectation["type"] == IN_FEATURE
-            plain = convert_to_marker(expectation) if is_marker else expectation
+            plain = forms.convert_to_marker(expectation) if is_marker else expectation
             # The arguments are untrusted.
-            build_expectation(plain)
+            forms.build_expectation(plain)
             test = row_test(plain, table, computed=f"__fs_computed_{index}")
             if test is not None:
                 tests[index] = test
@@ -217,17 +208,17 @@ def _validate(
     frame: pd.DataFrame, expectations: Sequence[Expectation], result_format: JsonMapping
 ) -> list[Any]:
     """Run Great Expectations and return the results in the order of the expectations."""
-    gx = import_library()
+    gx = forms.import_library()
     results: list[Any] = [None] * len(expectations)
     objects = []
     for index, member in enumerate(expectations):
-        expectation = build_expectation(member)
+        expectation = forms.build_expectation(member)
         expectation.id = None
         # The number assigns the results to the expectations, since the library may reorder them.
         expectation.meta = {**(expectation.meta or {}), "number": index}
         objects.append(expectation)
-    with suppress_output():
-        batch = data_frame_batch().get_batch(batch_parameters={"dataframe": frame})
+    with forms.suppress_output():
+        batch = forms.data_frame_batch().get_batch(batch_parameters={"dataframe": frame})
         suite = gx.ExpectationSuite(name="audit", expectations=objects)
         try:
             outcome = batch.validate(suite, result_format=dict(result_format))

@@ -22,16 +22,8 @@ from featurestore.model.threads import independent_tasks
 from featurestore.storage.failures import translate_read_errors, with_retries
 from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
 from featurestore.storage.location import check_name
-from featurestore_connectors.hdfs.client import (
-    POLICY,
-    LostResponseError,
-    check_namenode,
-    client_errors,
-    open_client,
-    record_use,
-    to_storage_error,
-    translate_permission_errors,
-)
+from featurestore_connectors.hdfs import client as hdfs_client
+from featurestore_connectors.hdfs.client import POLICY, LostResponseError
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import ObjectStore
@@ -64,7 +56,7 @@ class HdfsStorage:
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self.root = root
-        self._client = open_client(root, options)
+        self._client = hdfs_client.open_client(root, options)
         self._namenode_checked_until = 0.0
 
     def read(self, name: str) -> bytes:
@@ -240,8 +232,8 @@ class HdfsStorage:
         def attempt() -> Result:
             # Each check opens a connection, so it is only repeated after some seconds.
             if time.monotonic() > self._namenode_checked_until:
-                check_namenode(self.root)
-            with record_use(), translate_permission_errors():
+                hdfs_client.check_namenode(self.root)
+            with hdfs_client.record_use(), hdfs_client.translate_permission_errors():
                 result = call()
             self._namenode_checked_until = time.monotonic() + _NAMENODE_CHECK_INTERVAL
             return result
@@ -353,9 +345,9 @@ class _TemporaryFile:
 
     def __exit__(self, *_: object) -> None:
         if not self._published:
-            with suppress(*client_errors()):
+            with suppress(*hdfs_client.client_errors()):
                 self._file.close()
-            with suppress(*client_errors()):
+            with suppress(*hdfs_client.client_errors()):
                 self._client.delete(self._temporary)
 
 
@@ -369,8 +361,8 @@ class _NamingWriter:
     def write(self, data: bytes | bytearray | memoryview) -> int:
         try:
             return self._file.write(bytes(data))
-        except client_errors() as error:
-            raise to_storage_error("write", self._uri, error) from None
+        except hdfs_client.client_errors() as error:
+            raise hdfs_client.to_storage_error("write", self._uri, error) from None
 
 
 def _check_complete(reader: Any, size: int) -> None:

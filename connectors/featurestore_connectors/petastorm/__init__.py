@@ -34,15 +34,8 @@ from featurestore.plugins.format import (
 )
 from featurestore.plugins.plain import PlainFormat, select_fields, variable_length_columns
 from featurestore.storage.shards import ShardFile
-from featurestore_connectors.petastorm.metadata import (
-    METADATA_FILE,
-    flatten_batch,
-    is_supported,
-    petastorm,
-    restore_shape,
-    schema_with_metadata,
-    stored_schema,
-)
+from featurestore_connectors.petastorm import metadata
+from featurestore_connectors.petastorm.metadata import METADATA_FILE
 
 if TYPE_CHECKING:
     from featurestore.model.manifest import Manifest, ManifestSplit
@@ -72,7 +65,7 @@ class PetastormFormat(PlainFormat):
         return "parquet"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        fields = [field for field in schema if not is_supported(field.type)]
+        fields = [field for field in schema if not metadata.is_supported(field.type)]
         unsupported = [
             f"{field.name}: {field.type} ({_suggest_type(field.type)})" for field in fields
         ]
@@ -81,8 +74,8 @@ class PetastormFormat(PlainFormat):
                 f"petastorm's readers do not support these columns: {'; '.join(unsupported)}.",
                 hint="change or leave out these columns, or use data_format='parquet'",
             )
-        find_format("parquet").check(stored_schema(schema), compression=compression)
-        petastorm()
+        find_format("parquet").check(metadata.stored_schema(schema), compression=compression)
+        metadata.petastorm()
 
     def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths determine the bytes of a row, as for Parquet."""
@@ -96,7 +89,7 @@ class PetastormFormat(PlainFormat):
         compression: str | None,
         block_rows: int,
     ) -> Layout:
-        flat_schema = stored_schema(schema)
+        flat_schema = metadata.stored_schema(schema)
         inner = find_format("parquet").layout(
             flat_schema, profiles, compression=compression, block_rows=block_rows
         )
@@ -119,14 +112,16 @@ class PetastormFormat(PlainFormat):
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
-        flat = map(flatten_batch, batches)
+        flat = map(metadata.flatten_batch, batches)
         return find_format("parquet").write_shard(directory, path, flat, layout=layout["parquet"])
 
     def finish(self, directory: str, contents: DatasetContents) -> Sequence[WrittenFile]:
         written_files = []
         for split in contents.splits:
             with ShardFile(directory, f"{split.name}/{METADATA_FILE}") as file:
-                pq.write_metadata(schema_with_metadata(contents, split), pa.PythonFile(file, "w"))
+                pq.write_metadata(
+                    metadata.schema_with_metadata(contents, split), pa.PythonFile(file, "w")
+                )
             written_files.append(file.written_file)
         return written_files
 
@@ -148,7 +143,7 @@ class PetastormFormat(PlainFormat):
         **options: Any,
     ) -> Any:
         """Return a petastorm batch reader for a worker's row groups of a split."""
-        petastorm()
+        metadata.petastorm()
         from petastorm import make_batch_reader
 
         manifest_split = manifest.split(split)
@@ -226,7 +221,7 @@ def _split_files(directory: str, manifest: Manifest, split: ManifestSplit) -> An
     from featurestore_connectors.petastorm.files import SplitFiles
 
     sink = pa.BufferOutputStream()
-    pq.write_metadata(schema_with_metadata(manifest, split, shaped=True), sink)
+    pq.write_metadata(metadata.schema_with_metadata(manifest, split, shaped=True), sink)
     shards = {
         os.path.basename(shard.path): os.path.join(directory, shard.path) for shard in split.shards
     }
@@ -246,7 +241,7 @@ class PetastormShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         batch = self._inner.read(start, stop, columns)
         schema = select_fields(self._schema, columns)
-        arrays = list(map(restore_shape, batch.columns, schema.types))
+        arrays = list(map(metadata.restore_shape, batch.columns, schema.types))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:

@@ -38,19 +38,12 @@ from featurestore.plugins.source import (
 from featurestore.storage import storage_for
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, locations
+from featurestore_connectors.sources.folders import listing as folders_listing
 from featurestore_connectors.sources.folders.arrow_table import ArrowTable
 from featurestore_connectors.sources.folders.compression import COMPRESSIONS
 from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable
-from featurestore_connectors.sources.folders.listing import (
-    FolderFiles,
-    formats_by_path,
-    is_known,
-    relative_path,
-    split_by_format,
-    split_extensions,
-    without_metadata,
-)
+from featurestore_connectors.sources.folders.listing import FolderFiles
 from featurestore_connectors.sources.folders.options import (
     ENDINGS,
     NAMES,
@@ -128,9 +121,13 @@ class FolderSnapshot:
     @property
     def unread(self) -> Sequence[str]:
         formats = self._formats()
-        paths = [path for path in without_metadata(self._listing.statuses) if path not in formats]
-        paths += filter(is_known, self._listing.hidden)
-        return [relative_path(self._root, path) for path in paths]
+        paths = [
+            path
+            for path in folders_listing.without_metadata(self._listing.statuses)
+            if path not in formats
+        ]
+        paths += filter(folders_listing.is_known, self._listing.hidden)
+        return [folders_listing.relative_path(self._root, path) for path in paths]
 
     def tables(self) -> Sequence[SourceTable]:
         first = {}
@@ -147,7 +144,7 @@ class FolderSnapshot:
     def _formats(self) -> Mapping[str, str]:
         """Return the formats of the files that the options of the source can read."""
         paths = list(self._listing.statuses)
-        return formats_by_path(paths, parse_options(self._config.options).format)
+        return folders_listing.formats_by_path(paths, parse_options(self._config.options).format)
 
     def query_of(self, table: SourceTable) -> SourceQuery:
         return SourceQuery(path=table.name)
@@ -315,7 +312,7 @@ class FolderSnapshot:
                 hint="register the other folder as a separate source",
             )
         file_listing = self._list_files(files_root)
-        folder_files = split_by_format(
+        folder_files = folders_listing.split_by_format(
             file_listing, root=self._root, files_root=files_root, options=options, table=table
         )
         if folder_files is not None:
@@ -330,19 +327,21 @@ class FolderSnapshot:
 
     def _hint_for_unread(self, file_listing: FileListing, table: TableName) -> str:
         """Return a call that reads files which are hidden, or have an unknown extension."""
-        hidden = list(filter(is_known, file_listing.hidden))
+        hidden = list(filter(folders_listing.is_known, file_listing.hidden))
         if hidden:
-            call = replace(table, path=relative_path(self._root, hidden[0])).call()
+            call = replace(table, path=folders_listing.relative_path(self._root, hidden[0])).call()
             return f"{call} reads it; a file with another name is not hidden"
         paths = list(file_listing.statuses)
         for path in paths:
-            dialect = SIMILAR_ENDINGS.get(split_extensions(path)[0])
+            dialect = SIMILAR_ENDINGS.get(folders_listing.split_extensions(path)[0])
             if dialect is None:
                 continue
             # A call without a path reads files with a common extension.
-            if not formats_by_path(paths, dialect["format"]):
-                table = replace(table, path=relative_path(self._root, path))
-            return f"{table.call(**dialect)} reads {relative_path(self._root, path)}"
+            if not folders_listing.formats_by_path(paths, dialect["format"]):
+                table = replace(table, path=folders_listing.relative_path(self._root, path))
+            return (
+                f"{table.call(**dialect)} reads {folders_listing.relative_path(self._root, path)}"
+            )
         endings = sorted({ending for endings in ENDINGS.values() for ending in endings})
         return (
             f"file extensions are {listing(endings)}, and for compressed files also "
@@ -381,7 +380,9 @@ def _describe_unread(file_listing: FileListing) -> str:
     if file_listing.statuses:
         names = [os.path.basename(path) for path in file_listing.statuses]
         text += f" Files of other formats: {listing(names)}."
-    hidden = [os.path.basename(path) for path in file_listing.hidden if is_known(path)]
+    hidden = [
+        os.path.basename(path) for path in file_listing.hidden if folders_listing.is_known(path)
+    ]
     if hidden:
         text += f" Hidden files, whose names begin with '.' or '_': {listing(hidden)}."
     return text

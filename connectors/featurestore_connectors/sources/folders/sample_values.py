@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow import types
 from featurestore.arrow.arrays import from_numpy
 from featurestore.arrow.json_columns import JsonColumns
 from featurestore.arrow.json_text import (
@@ -28,13 +29,6 @@ from featurestore.arrow.json_text import (
 )
 from featurestore.arrow.numpy_files import read_array
 from featurestore.arrow.text_values import parse_texts
-from featurestore.arrow.types import (
-    array_item_type,
-    array_shape,
-    innermost_type,
-    is_list_type,
-    is_nested,
-)
 from featurestore.errors import FeatureStoreError
 from featurestore.storage.tar_files import TarMember, TarReader
 from featurestore_connectors.sources.folders.listing import FolderFile
@@ -176,7 +170,8 @@ class SampleDecoder:
             texts_of_values=frozenset(
                 column.name
                 for column in readable
-                if column.is_declared and (pat.is_string(column.dtype) or is_nested(column.dtype))
+                if column.is_declared
+                and (pat.is_string(column.dtype) or types.is_nested(column.dtype))
             ),
             rules=self._options.rules(""),
             rules_of={column.name: text_rules(column, self._options) for column in readable},
@@ -291,7 +286,7 @@ def _decode_arrays(
     """Return the arrays of .npy files, and the reasons of files with arrays of another type."""
     reasons: dict[int, str] = {}
     arrays: list[Any] = []
-    item = np.dtype(innermost_type(dtype).to_pandas_dtype())
+    item = np.dtype(types.innermost_type(dtype).to_pandas_dtype())
     for row, content in enumerate(files):
         array = None
         try:
@@ -305,8 +300,8 @@ def _decode_arrays(
             array = None
         arrays.append(array)
     valid = np.array([array is not None for array in arrays], np.bool_)
-    shape = array_shape(dtype)
-    if array_item_type(dtype) == innermost_type(dtype) and valid.any():
+    shape = types.array_shape(dtype)
+    if types.array_item_type(dtype) == types.innermost_type(dtype) and valid.any():
         zeros = np.zeros(shape, item)
         stacked = np.stack([zeros if array is None else array.astype(item) for array in arrays])
         if shape:
@@ -319,9 +314,9 @@ def _decode_arrays(
 def _has_shape(shape: tuple[int, ...], dtype: pa.DataType) -> bool:
     """Return whether an array of a shape has a list type."""
     for length in shape:
-        if not is_list_type(dtype):
+        if not types.is_list_type(dtype):
             return False
         if pat.is_fixed_size_list(dtype) and dtype.list_size != length:
             return False
         dtype = dtype.value_type
-    return not is_list_type(dtype)
+    return not types.is_list_type(dtype)

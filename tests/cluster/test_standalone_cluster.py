@@ -72,7 +72,7 @@ def application(
     standalone: Any, master: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Application:
     """The program, submitted as documented, with one executor for each of the two cores."""
-    from featurestore_connectors.spark_delta.session import delta_package
+    from featurestore_connectors.spark_delta.jars import delta_package
 
     folder = tmp_path_factory.mktemp("submitted")
     prepare_store(folder / "store")
@@ -226,7 +226,8 @@ def test_cluster_executors_write_s3_and_hdfs_stores(
     object_server: ObjectServer,
     hdfs_server: HdfsServer,
 ) -> None:
-    from featurestore_connectors.spark_delta.session import JVM_JAR, delta_package
+    from featurestore_connectors.spark_delta.jars import delta_package
+    from featurestore_connectors.spark_delta.session import JVM_JAR
 
     s3a = kafka_server.spark_jars(kafka_server.S3A)
     if not s3a:

@@ -92,7 +92,7 @@ def test_missing_library_error_has_install_command(
     with pytest.raises(
         MissingExtra, match=rf"'{library}'.*\nHint: pip install 'featurestore\[spark\]'"
     ):
-        session.check_libraries()
+        session.jars.check_libraries()
 
 
 def test_unsupported_pair_error_names_supported_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

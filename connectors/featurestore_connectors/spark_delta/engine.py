@@ -47,18 +47,10 @@ from featurestore_connectors.spark_delta import (
     streams,
     tables,
 )
+from featurestore_connectors.spark_delta import session as spark_delta_session
 from featurestore_connectors.spark_delta.failures import translate_calls
 from featurestore_connectors.spark_delta.relations import QueryTranslator
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
-from featurestore_connectors.spark_delta.session import (
-    check_session,
-    find_session,
-    forbid_substitution,
-    is_local,
-    is_stopped,
-    settings_for_builder,
-    start_session,
-)
 from featurestore_connectors.spark_delta.staged import StagedRelation
 
 if TYPE_CHECKING:
@@ -103,26 +95,30 @@ class SparkEngine(Engine):
         if self._is_inherited:
             raise forked_process_error("The Spark session")
         with self._lock:
-            if self._session is None or is_stopped(self._session):
-                session = self._user_session if self._user_session is not None else find_session()
+            if self._session is None or spark_delta_session.is_stopped(self._session):
+                session = (
+                    self._user_session
+                    if self._user_session is not None
+                    else spark_delta_session.find_session()
+                )
                 # Only a session that the engine started may be stopped by it.
                 self._owns_session = session is None
                 if session is None:
-                    session = start_session(jars.connected_bucket())
+                    session = spark_delta_session.start_session(jars.connected_bucket())
                 else:
-                    check_session(session)
-                    forbid_substitution(session)
+                    spark_delta_session.check_session(session)
+                    spark_delta_session.forbid_substitution(session)
                 self._session = session
             return self._session
 
     @property
     def is_distributed(self) -> bool:
-        return not is_local(self.session)
+        return not spark_delta_session.is_local(self.session)
 
     def session_settings(self, location: str) -> Mapping[str, str]:
         if scheme_of(location) not in ("file", "s3", "gs", "hdfs"):
             return {}
-        return settings_for_builder(location)
+        return spark_delta_session.settings_for_builder(location)
 
     # -- relations ----------------------------------------------------------------------
 

@@ -17,16 +17,8 @@ import pyarrow.types as pat
 
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.retrieval.point_in_time import (
-    TIE,
-    AddTieHash,
-    FeatureSide,
-    estimate_join_bytes,
-    feature_sides,
-    label_columns,
-    label_time_column,
-    require_labels,
-)
+from featurestore.retrieval import point_in_time
+from featurestore.retrieval.point_in_time import TIE, AddTieHash, FeatureSide
 from featurestore_connectors.spark_delta import row_hashes, shards
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.sqltext import column, label_key, timestamp
@@ -45,11 +37,11 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     if plan.left_source is not None and not plan.joins:
         # Columns of a pinned feature group, as a relation over its files.
         columns = {output.name: output.column for output in plan.left_outputs}
-        group_rows = left_side(engine, plan, None, label_columns(plan))
+        group_rows = left_side(engine, plan, None, point_in_time.label_columns(plan))
         return replace(engine.select(group_rows, columns), schema=plan.schema)
     left = _LabelSide.of(engine, plan, labels)
     frame = left.frame
-    sides = list(map(_SideFrame, feature_sides(plan)))
+    sides = list(map(_SideFrame, point_in_time.feature_sides(plan)))
     clusters: dict[_SharedKeys, list[_SideFrame]] = {}
     # Groups with the same join columns share one shuffle and one sort of the labels.
     for side in sides:
@@ -73,7 +65,7 @@ class _LabelSide:
 
     @classmethod
     def of(cls, engine: Engine, plan: FeaturePlan, labels: Relation | None) -> _LabelSide:
-        needed_columns = label_columns(plan)
+        needed_columns = point_in_time.label_columns(plan)
         if plan.keep_order:
             needed_columns = list(dict.fromkeys([*needed_columns, ROW]))
         left_rows = left_side(engine, plan, labels, needed_columns)
@@ -103,7 +95,7 @@ def left_side(
     """Return the left side of a plan with at least the columns ``columns``."""
     source = plan.left_source
     if source is None:
-        return require_labels(plan, labels)
+        return point_in_time.require_labels(plan, labels)
     schema, version = source.spec.schema, source.delta_version
     return engine.read_table(source.path, version=version, schema=schema, columns=columns)
 
@@ -112,7 +104,7 @@ def label_time(plan: FeaturePlan, value: Callable[[str], Column]) -> Column:
     """Return the time of a label; ``value`` returns a column by name."""
     if plan.fixed_time is not None:
         return timestamp(plan.fixed_time)
-    name = label_time_column(plan)
+    name = point_in_time.label_time_column(plan)
     return timestamp_of(value(name), plan.left_schema.field(name).type)
 
 
@@ -280,7 +272,7 @@ def _join_as_of(
         .rowsBetween(Window.unboundedPreceding, 0)
     )
     best = [side.greatest(until) for side in sides]
-    ordered = _presort(merged, first.keys, size=estimate_join_bytes(left.plan))
+    ordered = _presort(merged, first.keys, size=point_in_time.estimate_join_bytes(left.plan))
     matched_labels = ordered.select("is_label", "label", *best).where("is_label")
     return matched_labels.select("label.*", *types)
 

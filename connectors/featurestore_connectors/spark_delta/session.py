@@ -19,15 +19,7 @@ from featurestore.storage import storage_for
 from featurestore.storage.location import HDFS, scheme_of
 from featurestore.storage.protection import user_temporary_folder
 from featurestore_connectors.spark_delta import connect, jars
-from featurestore_connectors.spark_delta.jars import (
-    JVM_JAR,
-    check_java,
-    check_libraries,
-    check_pair,
-    delta_jars,
-    delta_package,
-    has_class,
-)
+from featurestore_connectors.spark_delta.jars import JVM_JAR
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -93,14 +85,14 @@ def check_session(session: SparkSession) -> None:
     is_connect = is_connect_object(session)
     if is_connect:
         connect.check_server(session)
-    check_pair()
+    jars.check_pair()
     extensions = session.conf.get("spark.sql.extensions", "") or ""
     catalog = session.conf.get("spark.sql.catalog.spark_catalog", "") or ""
     if _EXTENSION not in extensions or catalog != _CATALOG:
         needed = ", ".join(f"{key}={value}" for key, value in _DELTA.items())
         raise ConfigurationError(
             "The active SparkSession is not configured for Delta tables.",
-            hint=f"build it with {needed} and the package {delta_package()}, "
+            hint=f"build it with {needed} and the package {jars.delta_package()}, "
             "or start Python without a SparkSession",
         )
     if not is_connect:
@@ -156,7 +148,7 @@ def check_log_store(session: SparkSession, path: str) -> None:
         return
     name = LOG_STORES.get(scheme, _LOG_STORE_OF_HDFS)
     if _configured_log_store(configuration, scheme) == name and (
-        is_connect or has_class(session, name)
+        is_connect or jars.has_class(session, name)
     ):
         return
     raise ConfigurationError(
@@ -187,11 +179,11 @@ def start_session(location: str | None = None) -> SparkSession:
         MissingJava: No supported version of Java is installed.
         EngineError: Spark did not start.
     """
-    check_libraries()
+    jars.check_libraries()
     # spark-submit sets this variable. It has started the JVM, whose settings are fixed.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
-        check_java()
+        jars.check_java()
     if "SPARK_REMOTE" in os.environ:
         raise ConfigurationError(
             "engine='spark' does not open Spark Connect sessions, but SPARK_REMOTE selects the "
@@ -243,7 +235,7 @@ def configure_session(
     if missing_client == "gs":
         jar_paths.append(str(jars.fetch_gcs_connector()))
     with_s3a = missing_client == "s3"
-    fetched_jars = delta_jars()
+    fetched_jars = jars.delta_jars()
     # Use downloaded Delta jars as files, to avoid network access and resolver output on every
     # start.
     if not with_s3a and all(storage_for(str(jar)).is_file(str(jar)) for jar in fetched_jars):
@@ -369,10 +361,10 @@ def _log_store_keys(scheme: str) -> list[str]:
 
 def _check_delta_classes(session: SparkSession) -> None:
     """Raise ConfigurationError if the JVM lacks Delta, as in spark-submit without --packages."""
-    if not has_class(session, _CATALOG):
+    if not jars.has_class(session, _CATALOG):
         raise ConfigurationError(
             "The Spark session has no Delta jars.",
-            hint=f"spark-submit --packages {delta_package()} ...; "
+            hint=f"spark-submit --packages {jars.delta_package()} ...; "
             "if Python started Spark, restart Python",
         )
 
@@ -380,7 +372,7 @@ def _check_delta_classes(session: SparkSession) -> None:
 def _add_jar_to_driver(session: SparkSession) -> None:
     """Add the log store jar to the driver of spark-submit, whose class path is already fixed."""
     jvm = session._jvm
-    if not all(has_class(session, name) for name in LOG_STORES.values()):
+    if not all(jars.has_class(session, name) for name in LOG_STORES.values()):
         # The class loader of spark-submit for --jars and --packages, which all driver threads use.
         loader = jvm.Thread.currentThread().getContextClassLoader()
         loader.addURL(jvm.java.io.File(str(JVM_JAR)).toURI().toURL())

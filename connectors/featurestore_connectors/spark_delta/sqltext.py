@@ -14,16 +14,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow import types
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.spark_frames import utc_argument
-from featurestore.arrow.types import (
-    TIMESTAMP,
-    decimal_places,
-    feature_schema,
-    is_nested,
-    storage_schema,
-    storage_type,
-)
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import untyped_columns
 from featurestore.errors import UnsupportedType, listing
 from featurestore.model.arguments import warn_caller
@@ -113,7 +107,7 @@ def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Colu
         return F.lit(None).cast(type_name)
     # try_cast returns null for values out of range, where cast would fail the query.
     cast = f"try_cast({quote(name)} AS {type_name})"
-    if decimal_places(label_type) <= decimal_places(key_type):
+    if types.decimal_places(label_type) <= types.decimal_places(key_type):
         return F.expr(cast)
     # The cast rounds, so the result is compared with the original value.
     round_trip = f"try_cast({cast} AS {_type_name(label_type)})"
@@ -150,7 +144,7 @@ def spark_schema(features: pa.Schema) -> StructType:
 
     schema = StructType()
     for field in features:
-        schema.add(field.name, _spark_type(storage_type(field.type)), True)
+        schema.add(field.name, _spark_type(types.storage_type(field.type)), True)
     return schema
 
 
@@ -197,7 +191,7 @@ def cast_to_features(frame: DataFrame) -> tuple[DataFrame, pa.Schema]:
         UnsupportedType: Columns cannot be stored. The message includes all such columns.
     """
     arrow_schema = _arrow_schema(frame)
-    schema = feature_schema(arrow_schema)
+    schema = types.feature_schema(arrow_schema)
     naive_columns = [field.name for field in arrow_schema if _has_naive_times(field.type)]
     if naive_columns:
         warn_caller(
@@ -239,7 +233,7 @@ def _arrow_schema(frame: DataFrame) -> pa.Schema:
 def _has_naive_times(dtype: pa.DataType) -> bool:
     if pat.is_timestamp(dtype):
         return dtype.tz is None
-    return is_nested(dtype) and any(
+    return types.is_nested(dtype) and any(
         _has_naive_times(dtype.field(index).type) for index in range(dtype.num_fields)
     )
 
@@ -258,4 +252,4 @@ def to_features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def to_storage(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert a batch of feature types to storage types."""
-    return cast_batch(batch, storage_schema(batch.schema))
+    return cast_batch(batch, types.storage_schema(batch.schema))

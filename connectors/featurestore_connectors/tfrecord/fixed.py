@@ -16,15 +16,6 @@ import pyarrow as pa
 
 from featurestore.arrow.types import numpy_type
 from featurestore_connectors.tfrecord import items, planes, wire, wire_columns
-from featurestore_connectors.tfrecord.items import (
-    fill_lists,
-    fill_region,
-    profile_mismatch,
-    read_item_rows,
-    read_lengths,
-    read_lists,
-    read_present,
-)
 from featurestore_connectors.tfrecord.template import Checksums, Slot, Template
 from featurestore_connectors.tfrecord.wire_columns import BYTES, FLOAT, INT64
 
@@ -76,7 +67,7 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
     column, valid = slot.field.column, wire_columns.presence_mask(array)
     if slot.is_list:
         write_nulls(records, slot, valid)
-        fill_lists(records, array, slot)
+        items.fill_lists(records, array, slot)
         return
     values = wire_columns.flat_values(array, column)
     write_nulls(records, slot, valid)
@@ -92,7 +83,7 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
             len(records), column.items, slot.field.width
         )
         if not wire.write_varints(target, words, width=slot.field.width):
-            raise profile_mismatch(column, "a number larger than the maximum")
+            raise items.profile_mismatch(column, "a number larger than the maximum")
     elif column.wire == FLOAT:
         numbers = wire_columns.to_float32(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
@@ -114,7 +105,9 @@ def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) ->
         wire.write_int8(records, slot.offset, numbers)
         return
     if numbers.min(initial=0) < 0:
-        raise profile_mismatch(slot.field.column, "a negative number, but the profile has none")
+        raise items.profile_mismatch(
+            slot.field.column, "a negative number, but the profile has none"
+        )
     records[:, slot.offset] = numbers.view(np.uint8)
 
 
@@ -123,7 +116,7 @@ def write_nulls(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | Non
     null_byte = slot.null_byte
     if null_byte is None:
         if valid is not None:
-            raise profile_mismatch(slot.field.column, "nulls, but the profile has none")
+            raise items.profile_mismatch(slot.field.column, "nulls, but the profile has none")
         return
     if valid is None:
         records[:, null_byte.offset] = null_byte.present
@@ -146,7 +139,7 @@ def _fill_constant_bytes(
         lengths = lengths[valid]
     # The data has no bytes of null values, whose lengths are removed above.
     if len(data) != width * len(lengths) or lengths.max(initial=0) > width:
-        raise profile_mismatch(slot.field.column, f"strings that do not have {width} bytes")
+        raise items.profile_mismatch(slot.field.column, f"strings that do not have {width} bytes")
     if width == 0:
         return
     target = records[:, slot.offset : slot.offset + width].view(f"V{width}")[:, 0]
@@ -162,10 +155,10 @@ def _fill_bytes(records: Records, strings: BinaryParts, slot: Slot) -> None:
     offsets, data = strings
     lengths = np.diff(offsets)
     if lengths.max(initial=0) > slot.field.width:
-        raise profile_mismatch(
+        raise items.profile_mismatch(
             slot.field.column, f"a string longer than the maximum of {slot.field.width} bytes"
         )
-    fill_region(records, lengths, data, slot)
+    items.fill_region(records, lengths, data, slot)
 
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
@@ -204,11 +197,11 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
     """Return strings or binaries as a binary array; null values are empty."""
     width, rows = slot.field.width, len(records)
     if slot.entry is None:
-        data, valid = _padded_bytes(records, slot), read_present(records, slot)
+        data, valid = _padded_bytes(records, slot), items.read_present(records, slot)
         if valid is None:
             return items.to_binary_array(np.full(rows, width), data)
         return items.to_binary_array(valid * width, data[valid])
-    lengths = read_lengths(records, slot)
+    lengths = items.read_lengths(records, slot)
     # The mask below has one byte per byte of the region, so rows are decoded in chunks.
     step = max(1, CHUNK_BYTES // max(width, 1))
     chunks = [np.zeros(0, np.uint8)]
@@ -229,12 +222,12 @@ def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
         return None
     data = _padded_bytes(records, slot)
     if slot.entry is None:
-        valid = read_present(records, slot)
+        valid = items.read_present(records, slot)
         is_truncated = data[:, -1] == 0
         if valid is not None:
             is_truncated &= valid
     else:
-        lengths = read_lengths(records, slot)
+        lengths = items.read_lengths(records, slot)
         data[np.arange(width) >= lengths[:, None]] = 0
         # An empty value has the index -1, and the second condition ignores it.
         is_truncated = (data[np.arange(len(data)), lengths - 1] == 0) & (lengths > 0)
@@ -276,13 +269,13 @@ def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
     for slot in slots:
         column = slot.field.column
         if slot.is_list:
-            result.append(read_lists(records, slot))
+            result.append(items.read_lists(records, slot))
             continue
         if column.wire == BYTES:
             values = wire_columns.bytes_to_arrow(read_bytes(records, slot), column.leaf)
         else:
             values = wire_columns.to_arrow(next(numbers).reshape(-1), column.leaf)
-        result.append(wire_columns.assemble(values, column, read_present(records, slot)))
+        result.append(wire_columns.assemble(values, column, items.read_present(records, slot)))
     return result
 
 
@@ -302,10 +295,10 @@ def decode(records: Records, template: Template, columns: Sequence[str]) -> dict
     for name, slot in zip(columns, slots, strict=True):
         values: npt.NDArray[Any]
         if slot.is_list:
-            values = read_item_rows(records, slot)
+            values = items.read_item_rows(records, slot)
         elif slot.field.column.wire == BYTES:
             values = read_bytes(records, slot).to_numpy(zero_copy_only=False)
         else:
             values = next(numbers).reshape(len(records), *slot.field.column.shape or ())
-        result[name] = values, read_present(records, slot)
+        result[name] = values, items.read_present(records, slot)
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,8 +14,6 @@ import pytest
 import featurestore
 from featurestore.aggregates.kernel import result_type
 from featurestore.errors import InvalidArgument
-from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.json_object import seal
 from featurestore.model.window_features import WindowFeature, value_to_json
 from featurestore.store import FeatureStore
 from featurestore.training.recompute import replay_plan
@@ -84,36 +81,6 @@ def test_fill_values_of_every_type_are_equal_in_stored_views(
                     replayed.windows[0].outputs, frame.plan.windows[0].outputs, strict=True
                 ):
                     assert are_equal(output.fill_value, planned.fill_value)
-
-
-STALE = {"last_n": [[0, 0], [1, None]], "count": [5, "x"], "count_distinct": [1.5]}
-
-
-def test_fill_values_that_were_never_used_are_read_as_none(
-    empty_store: FeatureStore, subtests: pytest.Subtests
-) -> None:
-    fill(empty_store)
-    column = f"c{list(TYPES).index('int64')}"
-    for function, stale_values in STALE.items():
-        count = 2 if function == "last_n" else None
-        window = featurestore.window(
-            f"events.{column}", function, over="1d", name="w", n=count  # type: ignore[arg-type]
-        )  # fmt: skip
-        view = empty_store.create_feature_view(function, features=[window])
-        frame = view.get_features(labels="questions")
-        for value in stale_values:
-            with subtests.test(f"{function} filled with {value}"):
-                content = json.loads(view.spec.to_bytes())
-                content.pop("checksum")
-                content["steps"][0]["features"][0]["window"]["fill_value"] = value
-                loaded = FeatureViewSpec.from_bytes(seal(content), path="view.json")
-                assert loaded == view.spec
-                plan = json.loads(json.dumps(frame.plan.to_json()))
-                plan["windows"][0]["outputs"][0]["fill_value"] = value
-                assert replay_plan(empty_store._session, plan).windows == frame.plan.windows
-                request = replace(window, fill_value=value)
-                with pytest.raises(InvalidArgument, match="fill_value"):
-                    empty_store.get_features([request], labels="questions")
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,7 @@ def test_record_null_is_refused_for_omitted_default() -> None:
     [
         (int, True), (int, 1.0), (int, -1), (float, "1"), (float, True), (bool, 1), (str, None),
         (tuple[str, ...], "ab"), (tuple[str, ...], [1]), (tuple[float, float], [1.0]),
+        (tuple[float, ...], [0.5, True]), (tuple[int, ...], [1, False]),
         (Mapping[str, str], []), (datetime, "yesterday"), (timedelta, "soon"), (Version, 0),
         (Literal["a", "b"], "c"), (pa.Schema, [{"name": "a", "type": "unknown"}]),
         (Count, []), (Annotated[Count, AS_ARRAY], {}),

@@ -316,9 +316,12 @@ def _codec_of_union(members: tuple[Any, ...]) -> Codec:
     elif set(present) == {int, float}:
         codec = codecs.REAL
     elif set(present) <= {str, bool, int, float}:
-        scalar_types = {*present, float} - {int} if int in present else set(present)
+        # JSON has one type of numbers: a float without a fraction is written and read as an integer.
+        has_numbers = int in present or float in present
+        scalar_types = {*present, *((int, float) if has_numbers else ())}
         names = [name for dtype, name in _SCALAR_NAMES.items() if dtype in scalar_types]
-        codec = codecs.scalar(" or ".join(names), f"values that are {' or '.join(names)}", *present)
+        plural = f"values that are {' or '.join(names)}"
+        codec = codecs.scalar(" or ".join(names), plural, *scalar_types)
     else:
         raise TypeError(f"a union of {present} has no JSON codec")
     return codecs.optional(codec) if len(present) < len(members) else codec

@@ -279,6 +279,21 @@ def test_codec_refuses_values_of_other_types(annotation: Any, value: Any) -> Non
         codec_of(annotation).read(value)
 
 
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (float, 1), (float | None, 1), (float | str, 1), (str | float | None, 0), (int | str, 0.5),
+        (tuple[float, ...], (0, 0.5)), (tuple[float | str, ...], (0, 0.5, "a")),
+        (bool | float | str, True), (bool | float | str, 2), (Mapping[str, float | str], {"a": 1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_codec_of_numbers_reads_integers_and_fractions(annotation: Any, value: Any) -> None:
+    result = codec_of(annotation).read(list(value) if isinstance(value, tuple) else value)
+    assert result == value
+    assert type(result) is type(value)
+
+
 def test_codec_of_unsupported_annotation_is_an_error() -> None:
     with pytest.raises(TypeError, match="has no JSON codec"):
         codec_of(set[str])

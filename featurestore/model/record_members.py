@@ -33,7 +33,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Member:
+class RecordMember:
     """A name of the JSON object of a record, and how its value is read and written.
 
     Attributes:
@@ -56,7 +56,7 @@ class Member:
 
 
 def make_reader(
-    record_type: type, fields: Sequence[Member], layout: Layout
+    record_type: type, fields: Sequence[RecordMember], layout: Layout
 ) -> Callable[[Any], Any]:
     """Return the function that reads a record."""
     inlined = [(member.attribute, member.codec.read) for member in fields if member.is_inline]
@@ -111,7 +111,7 @@ def _flatten(data: Mapping[str, Any], parents: set[str]) -> Mapping[str, Any]:
     return values
 
 
-def make_writer(written: Sequence[Member], layout: Layout) -> Callable[[Any], JsonDict]:
+def make_writer(written: Sequence[RecordMember], layout: Layout) -> Callable[[Any], JsonDict]:
     """Return the function that writes a record."""
     header = {} if layout.format is None else {"format": layout.format}
     values_of = attrgetter(*[member.attribute for member in written], "__class__")

@@ -100,7 +100,7 @@ from featurestore.model.json_object import (
     JsonObject,
     MalformedJson,
 )
-from featurestore.model.record_members import Layout, Member, make_reader, make_writer
+from featurestore.model.record_members import Layout, RecordMember, make_reader, make_writer
 
 __all__ = [
     "AS_ARRAY",
@@ -357,7 +357,7 @@ def _codec_of_dataclass(record_type: type) -> Codec:
 _RECORD_METHODS = (Record.to_json, Record.from_json.__func__)  # type: ignore[attr-defined]
 
 
-def _find_fields(record_type: type) -> list[Member]:
+def _find_fields(record_type: type) -> list[RecordMember]:
     """Return the fields of a dataclass in order, with their codecs."""
     hints = get_type_hints(record_type, include_extras=True)
     keys = _layout_of(record_type).keys
@@ -371,7 +371,7 @@ def _find_fields(record_type: type) -> list[Member]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         members.append(
-            Member(
+            RecordMember(
                 key,
                 field.name,
                 codec_of(annotation),
@@ -415,6 +415,6 @@ def _derive_array(record_type: type) -> Codec:
     return codecs.as_array(names, [member.codec for member in fields], record_type)
 
 
-def _find_property(record_type: type, name: str) -> Member:
+def _find_property(record_type: type, name: str) -> RecordMember:
     hints = get_type_hints(getattr(record_type, name).fget, include_extras=True)
-    return Member(name, name, codec_of(hints["return"]))
+    return RecordMember(name, name, codec_of(hints["return"]))

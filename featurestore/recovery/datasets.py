@@ -19,7 +19,7 @@ from featurestore.storage.manifests import read_annotations, read_manifest
 _log = logging.getLogger("featurestore.recovery")
 
 
-class TrainingDatasets(VersionedObjects[Manifest]):
+class DatasetVersions(VersionedObjects[Manifest]):
     """Exports; a version is published by its manifest."""
 
     table = training_datasets.TABLE
@@ -111,4 +111,4 @@ class TrainingDatasets(VersionedObjects[Manifest]):
         return claims.claim_once(connection, directory, run)
 
 
-DATASETS = TrainingDatasets()
+DATASETS = DatasetVersions()

@@ -113,7 +113,7 @@ def _flatten(data: Mapping[str, Any], parents: set[str]) -> Mapping[str, Any]:
 
 def make_writer(written: Sequence[RecordMember], layout: Layout) -> Callable[[Any], JsonDict]:
     """Return the function that writes a record."""
-    header = {} if layout.format is None else {"format": layout.format}
+    header: JsonDict = {} if layout.format is None else {"format": layout.format}
     values_of = attrgetter(*[member.attribute for member in written], "__class__")
     if not any(m.is_omitted or m.is_inline or "." in m.key for m in written):
         plain = [(member.key, member.codec.write) for member in written]

@@ -137,12 +137,6 @@ class JsonObject:
             raise self.wrong_type_error(name, f"an integer from {minimum} to {maximum}")
         return value
 
-    def optional_number(self, name: str) -> int | None:
-        """Return a non-negative integer, or None if the value is null or missing."""
-        if self.data.get(name) is None:
-            return None
-        return self.number(name)
-
     def flag(self, name: str) -> bool:
         """Return a boolean."""
         value = self.get(name)

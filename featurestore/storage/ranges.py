@@ -29,6 +29,9 @@ class RangeFile:
         """Return ``size`` bytes from a position; raise OSError if the file is shorter."""
         chunks = []
         position, end = start, start + size
+        # A damaged index may name any range: its memory is not allocated before the file has it.
+        if end > self.size and end > os.fstat(self._handle).st_size:
+            raise OSError("the file was truncated while it was read")
         while position < end:
             # Linux reads at most 2 GiB at a time.
             data = self._read_some(position, end - position)

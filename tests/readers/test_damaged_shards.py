@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import featurestore
 from featurestore.errors import DatasetDamaged
 from featurestore.storage.mapped import map_file
+from featurestore.storage.ranges import RangeFile
 from tests.readers.damage_program import DAMAGES, FORMATS
 
 
@@ -29,7 +29,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "-m",
             "tests.readers.damage_program",
             location,
-            str(random.randrange(2**32)),
+            "60",
             "3",
         ],
         capture_output=True,
@@ -98,6 +98,7 @@ def test_resumed_reader_and_labels_are_verified(tmp_path: Path) -> None:
 HANDLERS = """
 import faulthandler, mmap, os, signal, sys
 from featurestore.storage.mapped import map_file
+from featurestore.storage.ranges import RangeFile
 
 with open("shard", "wb") as file:
     file.write(bytes(10 * mmap.PAGESIZE))
@@ -143,3 +144,16 @@ def test_replaced_file_keeps_its_mapped_bytes(tmp_path: Path) -> None:
     assert data.tobytes() == b"first"
     path.unlink()
     check_map(data)
+
+
+def test_range_beyond_the_end_of_a_file_raises_before_it_is_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(b"abc")
+    file = RangeFile(str(path))
+    assert file.read(1, 2) == b"bc"
+    for size in (3, 2**40, 2**62):
+        with pytest.raises(OSError, match="truncated"):
+            file.read(1, size)
+    path.write_bytes(b"abcdef")
+    assert file.read(1, 4) == b"bcde"
+    file.close()

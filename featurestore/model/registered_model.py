@@ -178,7 +178,8 @@ class ModelSpec(Record, format=FORMAT, subject="The model {name!r}"):
     def to_json(self) -> JsonDict:
         """Convert to a JSON object with the format at its end, the inverse of ``from_json``."""
         data = super().to_json()
-        return {**data, "format": data.pop("format")}
+        stored_format = data.pop("format")
+        return {**data, "format": stored_format}
 
     @classmethod
     def from_json(cls, data: object) -> ModelSpec:

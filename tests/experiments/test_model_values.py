@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pickle
@@ -56,6 +57,14 @@ def model_spec(*inputs: ModelInput, output_type: pa.DataType | None = None) -> M
         *("m", 1, "pickle", "model.pkl", (), {"name": "d", "version": 1}, features),
         *(inputs, outputs),
     )
+
+
+def test_model_json_has_the_format_after_the_fields_of_the_model() -> None:
+    assert list(json.loads(model_spec().to_bytes())) == [
+        "name", "version", "flavor", "artifact", "files", "dataset", "features", "inputs", "outputs",
+        "label", "arrays", "method", "transformations", "experiment", "run", "created", "libraries",
+        "format", "checksum",
+    ]  # fmt: skip
 
 
 def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
